@@ -1,0 +1,216 @@
+"""The GPGPU route as data: which kernels a tile config needs, their arguments and constants.
+
+Pure: imports no triton, so that planning, packaging and tests need no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ..contract import HEAD_DIM, SPECIALISED_BLOCK_SIZE, STATE_WIDTH, WINDOW_PARTS
+
+LAYOUTS = ("aligned", "general")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile config.
+
+    block_t: rows of each window part a loop step loads (a multiple of LEAF_ROWS).
+    block_d: dimensions a thread block owns; 512 makes one block own an output.
+    split:   thread blocks that share the rows of one dimension group.
+    num_warps, num_stages: as Triton means them.
+    cluster: the blocks of one output form a thread-block cluster and finish it together in one launch
+             (NVIDIA sm_90 and above).
+    """
+
+    block_t: int
+    block_d: int
+    split: int
+    num_warps: int
+    num_stages: int
+    cluster: bool = False
+
+    @classmethod
+    def parse(cls, mapping: Mapping[str, object]) -> Tile:
+        """Reads a tile from a parsed YAML mapping; ValueError names the key, what was wanted and found."""
+        wanted = {field.name: field.type for field in fields(cls)}
+        for key in mapping:
+            if key not in wanted:
+                raise ValueError(f"tile key {key!r}: wanted one of {', '.join(wanted)}")
+        values: dict[str, object] = {"cluster": False, **mapping}
+        for name, kind in wanted.items():
+            if name not in values:
+                raise ValueError(f"tile key {name!r}: missing")
+            value = values[name]
+            right = isinstance(value, bool) if kind == "bool" else type(value) is int and value >= 1
+            if not right:
+                expected = "true or false" if kind == "bool" else "a positive integer"
+                raise ValueError(f"tile key {name!r}: wanted {expected}, found {value!r}")
+        tile = cls(**values)  # type: ignore[arg-type]
+        tile.check()
+        return tile
+
+    def check(self) -> None:
+        """Raises ValueError where no kernel of this route implements the combination."""
+        wanted = (
+            ("block_t", self.block_t in (4, 8, 16), "4, 8 or 16"),
+            ("block_d", self.block_d in (64, 128, 256, 512), "64, 128, 256 or 512"),
+            ("split", self.split == 1, "1"),
+            ("num_warps", self.num_warps in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16"),
+            ("num_stages", self.num_stages <= 8, "1 to 8"),
+            ("cluster", not (self.cluster and self.block_d == HEAD_DIM), "false where block_d is 512"),
+        )
+        for name, right, text in wanted:
+            if not right:
+                raise ValueError(f"tile key {name!r}: wanted {text}, found {getattr(self, name)!r}")
+
+    @property
+    def tag(self) -> str:
+        """Short form used in kernel names, such as t4d64s1w4n1c."""
+        return (
+            f"t{self.block_t}d{self.block_d}s{self.split}w{self.num_warps}n{self.num_stages}"
+            f"{'c' if self.cluster else ''}"
+        )
+
+    def to_json(self) -> dict[str, int | bool]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One runtime argument: a field of kvb_operands and its Triton type."""
+
+    field: str
+    type: str
+
+
+ARGS: tuple[Arg, ...] = (
+    Arg("state_cache", "*fp32"),
+    Arg("token_to_req", "*i32"),
+    Arg("positions", "*i64"),
+    Arg("boundary_token_indices", "*i64"),
+    Arg("block_table", "*i32"),
+    Arg("rms_norm_weight", "*bf16"),
+    Arg("cos_sin_cache", "*fp32"),
+    Arg("kv_slot_mapping", "*i64"),
+    Arg("kv_cache", "*u8"),
+    Arg("scratch", "*fp32"),
+    Arg("num_blocks", "i64"),
+    Arg("state_page_stride", "i64"),
+    Arg("state_row_stride", "i64"),
+    Arg("block_size", "i64"),
+    Arg("num_tokens", "i64"),
+    Arg("num_reqs", "i64"),
+    Arg("blocks_per_req", "i64"),
+    Arg("block_table_stride", "i64"),
+    Arg("max_pos", "i64"),
+    Arg("cos_sin_stride", "i64"),
+    Arg("kv_pages", "i64"),
+    Arg("kv_page_stride", "i64"),
+    Arg("weight_is_fp32", "i32"),
+    Arg("rms_norm_eps", "fp32"),
+)
+
+# What the `aligned` layout declares divisible by 16: addresses in bytes, strides in elements. The
+# launcher checks each of these (and block_size == 8, bf16 weights) before it picks an aligned variant.
+ALIGNED_FIELDS = (
+    "state_cache",
+    "rms_norm_weight",
+    "cos_sin_cache",
+    "kv_cache",
+    "scratch",
+    "state_page_stride",
+    "state_row_stride",
+    "cos_sin_stride",
+    "kv_page_stride",
+)
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """One kernel of a variant, before any target is chosen.
+
+    function: the Triton function; source: its file in this folder; sources: every file its text depends on.
+    constexprs: compile-time constants; num_ctas: blocks of a cluster.
+    per_output, y: the grid is (num_outputs * per_output, y, 1) programs.
+    """
+
+    function: str
+    source: str
+    sources: tuple[str, ...]
+    constexprs: tuple[tuple[str, int | bool], ...]
+    num_warps: int
+    num_stages: int
+    num_ctas: int
+    per_output: int
+    y: int
+
+
+def scratch_per_output(tile: Tile) -> int:
+    """Bytes of scratch an output needs: the un-normalised vector where two launches share it, else none."""
+    return 4 * HEAD_DIM if tile.block_d < HEAD_DIM and not tile.cluster else 0
+
+
+def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
+    """The kernels, in launch order, that compute one output with this tile."""
+    aligned = layout == "aligned"
+    common: tuple[tuple[str, int | bool], ...] = (
+        ("RATIO", ratio),
+        ("BLOCK_SIZE", SPECIALISED_BLOCK_SIZE if aligned else 0),
+    )
+    scan = (*common, ("BLOCK_T", tile.block_t), ("NUM_STAGES", tile.num_stages))
+    scan_sources = ("compress.py", "scan.py", "finalize.py", "../contract.py")
+    if tile.cluster or tile.block_d == HEAD_DIM:
+        return (
+            KernelForm(
+                function="compress_fused",
+                source="compress.py",
+                sources=scan_sources,
+                constexprs=scan,
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+                num_ctas=HEAD_DIM // tile.block_d if tile.cluster else 1,
+                per_output=1,
+                y=1,
+            ),
+        )
+    return (
+        KernelForm(
+            function="compress_scan",
+            source="compress.py",
+            sources=scan_sources,
+            constexprs=(*scan, ("BLOCK_D", tile.block_d)),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            num_ctas=1,
+            per_output=HEAD_DIM // tile.block_d,
+            y=1,
+        ),
+        KernelForm(
+            function="compress_finalize",
+            source="compress.py",
+            sources=scan_sources,
+            constexprs=common,
+            num_warps=4,
+            num_stages=1,
+            num_ctas=1,
+            per_output=1,
+            y=1,
+        ),
+    )
+
+
+__all__ = [
+    "ALIGNED_FIELDS",
+    "ARGS",
+    "LAYOUTS",
+    "STATE_WIDTH",
+    "WINDOW_PARTS",
+    "Arg",
+    "KernelForm",
+    "Tile",
+    "kernels_for",
+    "scratch_per_output",
+]
