@@ -11,21 +11,11 @@ from pathlib import Path
 
 import click
 
+from ..errors import BuilderError, RequestError, ToolchainError
+
 DEFAULT_BUNDLE = Path("artifacts") / "kvcompress.kvb"
 
 EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_TOOLCHAIN = 0, 1, 2, 3
-
-
-class RequestError(click.ClickException):
-    """The command line asked for something that cannot be: exit code 2."""
-
-    exit_code = EXIT_REQUEST
-
-
-class MissingPackageError(click.ClickException):
-    """A package that this command needs is not installed: exit code 3."""
-
-    exit_code = EXIT_TOOLCHAIN
 
 
 def combine(codes: Iterable[int]) -> int:
@@ -39,11 +29,9 @@ def combine(codes: Iterable[int]) -> int:
 
 def is_known(error: BaseException) -> bool:
     """True for errors whose text was written for people."""
-    from kvbuild import runtime
+    from ...runtime.errors import KvbuildError
 
-    return isinstance(error, (click.ClickException, OSError, runtime.KvbuildError)) or isinstance(
-        getattr(error, "exit_code", None), int
-    )
+    return isinstance(error, click.ClickException | OSError | BuilderError | KvbuildError)
 
 
 def exit_code(error: BaseException) -> int:
@@ -156,7 +144,7 @@ def _make_folder(folder: Path, option: str) -> None:
 
 
 def require(module: str, purpose: str, pip: str) -> None:
-    """MissingPackageError with the pip line, where a package is not installed."""
+    """ToolchainError with the pip line, where a package is not installed."""
     import importlib.util
 
     try:
@@ -164,7 +152,7 @@ def require(module: str, purpose: str, pip: str) -> None:
     except (ImportError, ValueError):
         found = False
     if not found:
-        raise MissingPackageError(
+        raise ToolchainError(
             f"{purpose} needs the Python package {module!r}, which is not installed here; get it with: {pip}"
         )
 
