@@ -1,0 +1,139 @@
+"""JSON read without leniency: every field required, none unknown, each of the type that was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# Far above what any field needs, and within what every consumer holds in a signed 64-bit integer.
+MAX_INT = 2**63 - 1
+
+
+class JsonError(ValueError):
+    """A JSON document that is not what was wanted; the text names the path, wanted and found."""
+
+
+def canonical(value: object) -> bytes:
+    """The canonical bytes of a JSON value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def parse(data: bytes) -> Any:
+    """Parses UTF-8 JSON; refuses repeated keys, NaN and infinities. Raises JsonError."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except JsonError:
+        raise
+    except RecursionError:
+        raise JsonError("wanted JSON, found values nested too deeply") from None
+    except ValueError as error:
+        raise JsonError(f"wanted JSON in UTF-8, found something else: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise JsonError(f"wanted each key once, found {shown(repeated)} repeated")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise JsonError(f"wanted finite numbers, found {name}")
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: JSON, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=True, default=repr)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Node:
+    """One value of a parsed document, together with the path that leads to it."""
+
+    __slots__ = ("path", "value")
+
+    def __init__(self, value: object, path: str) -> None:
+        self.value = value
+        self.path = path
+
+    def fail(self, wanted: str, found: str | None = None) -> NoReturn:
+        """Raises JsonError for this value."""
+        where = f"{self.path}: " if self.path else ""
+        raise JsonError(f"{where}wanted {wanted}, found {shown(self.value) if found is None else found}")
+
+    def fields(self, names: Sequence[str]) -> dict[str, Node]:
+        """The members of an object that has exactly these names."""
+        if not isinstance(self.value, dict):
+            self.fail("an object")
+        for name in names:
+            if name not in self.value:
+                self._child(name).fail("a value", "no such field")
+        for name in self.value:
+            if name not in names:
+                self._child(name).fail(f"no field but {', '.join(names)}", "an unknown field")
+        return {name: self._child(name) for name in names}
+
+    def members(self) -> dict[str, Node]:
+        """The members of an object whose names are free."""
+        if not isinstance(self.value, dict):
+            self.fail("an object")
+        return {name: self._child(name) for name in self.value}
+
+    def items(self) -> Iterator[Node]:
+        """The elements of an array."""
+        if not isinstance(self.value, list):
+            self.fail("an array")
+        for index, value in enumerate(self.value):
+            yield Node(value, f"{self.path}[{index}]")
+
+    def each(self, read: Callable[[Node], T]) -> tuple[T, ...]:
+        """The elements of an array, each read by `read`."""
+        return tuple(read(item) for item in self.items())
+
+    def integer(self, low: int = 0, high: int = MAX_INT) -> int:
+        if type(self.value) is not int or not low <= self.value <= high:
+            bounds = f"an integer >= {low}" if high == MAX_INT else f"an integer from {low} to {high}"
+            self.fail(f"the integer {low}" if low == high else bounds)
+        return self.value
+
+    def boolean(self) -> bool:
+        if type(self.value) is not bool:
+            self.fail("true or false")
+        return self.value
+
+    def string(self, *choices: str) -> str:
+        """A non-empty string, one of `choices` where any are given."""
+        if not isinstance(self.value, str) or not self.value or (choices and self.value not in choices):
+            self.fail(" or ".join(shown(choice) for choice in choices) or "a non-empty string")
+        return self.value
+
+    def matching(self, pattern: re.Pattern[str], wanted: str) -> str:
+        """A string that the whole pattern matches."""
+        if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
+            self.fail(wanted)
+        return self.value
+
+    def sha256(self) -> str:
+        return self.matching(SHA256, "a sha256 in 64 lower-case hex digits")
+
+    def _child(self, name: str) -> Node:
+        plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+        step = f".{name}" if plain else f"[{shown(name)}]"
+        assert isinstance(self.value, dict)
+        return Node(self.value.get(name), (self.path + step).lstrip("."))
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    """The names of a dataclass's fields, in order: the members its JSON object has."""
+    return tuple(field.name for field in fields(cls))
