@@ -1,0 +1,52 @@
+"""The few facts the builder reads from an ELF file: its machine, its sections, their bytes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    info: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Elf:
+    """A 64-bit little-endian ELF file."""
+
+    machine: int
+    sections: tuple[Section, ...]
+
+    def section(self, name: str) -> Section:
+        """The section of that name; ValueError says which there are."""
+        for section in self.sections:
+            if section.name == name:
+                return section
+        raise ValueError(f"ELF section {name} is missing; found {', '.join(s.name for s in self.sections)}")
+
+
+def read(data: bytes) -> Elf:
+    """Parses the headers and sections. ValueError where the bytes are no whole 64-bit little-endian ELF."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"wanted a 64-bit little-endian ELF file, found {data[:6]!r}")
+    try:
+        header = _HEADER.unpack_from(data)
+        machine, offset, size, count, names_at = header[2], header[6], header[11], header[12], header[13]
+        rows = [_SECTION.unpack_from(data, offset + i * size) for i in range(count)]
+        names = data[rows[names_at][4] : rows[names_at][4] + rows[names_at][5]] if rows else b""
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the ELF headers are cut off: {error}") from None
+    sections = []
+    for name, kind, _, _, start, length, _, info, _, _ in rows:
+        no_bits = 8
+        content = b"" if kind == no_bits else data[start : start + length]
+        if kind != no_bits and len(content) != length:
+            raise ValueError("an ELF section is cut off")
+        sections.append(Section(names[name : names.find(b"\0", name)].decode(), info, content))
+    return Elf(machine, tuple(sections))

@@ -1,0 +1,61 @@
+"""The host itself: its kernel is C and is compiled into the launcher, so it has no device binaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...kernels.gpgpu.route import KernelForm
+from . import Parameter
+
+ROUTE = "cpu"
+ARCHS = ("x86_64", "aarch64")
+TOOLS = ("zig",)
+BINARY = ""
+SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
+
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+def triton_target(arch: str) -> tuple[str, int | str, int]:
+    raise NotImplementedError("the cpu route compiles no Triton")
+
+
+def warp_size(arch: str) -> int:
+    return 0
+
+
+def elf_machine(arch: str) -> int:
+    return _ELF_MACHINES[arch]
+
+
+def supports_cluster(arch: str) -> bool:
+    return False
+
+
+def options(form: KernelForm) -> Mapping[str, int | bool]:
+    return {}
+
+
+def environment(arch: str) -> Mapping[str, str]:
+    return {}
+
+
+def numerics() -> Mapping[str, object]:
+    return {"fp_fusion": False, "denormals": "preserve"}
+
+
+def toolchain(arch: str, versions: Mapping[str, str]) -> Mapping[str, str]:
+    return {}
+
+
+def min_driver(toolchain: Mapping[str, str]) -> int:
+    return 0
+
+
+def parameters(binary: bytes, entry: str) -> tuple[Parameter, ...]:
+    return ()
+
+
+def resources(binary: bytes, entry: str) -> Mapping[str, int]:
+    return {}

@@ -1,0 +1,117 @@
+"""Tuning tables: which tile config an arch runs for which ratio and how many outputs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..kernels import tuning as tables
+from ..kernels.contract import COMPRESS_RATIOS
+from ..kernels.gpgpu.route import Tile
+from . import document, targets
+from .errors import RequestError
+
+FOLDER = Path(next(iter(tables.__path__)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tile and the largest number of outputs it serves; None means any number."""
+
+    max_outputs: int | None
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class Table:
+    """A tuning table. rows: per ratio, by rising max_outputs, the last without a limit.
+
+    measured: whether the rows were timed on that chip; source: where the numbers or the reasoning come from.
+    """
+
+    target: str
+    measured: bool
+    source: str
+    rows: Mapping[int, tuple[Row, ...]]
+
+
+def path_of(vendor: str, arch: str) -> Path:
+    """The file that holds an arch's table."""
+    return FOLDER / f"{vendor}-{arch}.yaml"
+
+
+def load(vendor: str, arch: str) -> Table:
+    """Reads an arch's table from the package. Raises RequestError where it is missing or wrong."""
+    path = path_of(vendor, arch)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"{path}: the tuning table of {vendor}:{arch} cannot be read: {error.strerror}; "
+            f"add the file, or give tiles for {arch} in build.yaml"
+        ) from None
+    return parse(text, str(path), f"{vendor}:{arch}")
+
+
+def parse(text: str, file: str, target: str) -> Table:
+    """Checks the text of a table for `target`. Raises RequestError as `file:line: field: wanted, found`."""
+    keys = document.parse(text, file).record(("target", "measured", "source", "rows"))
+    if keys["target"].text() != target:
+        keys["target"].fail(f"wanted {target}, found {keys['target'].found()}")
+    vendor, _, arch = target.partition(":")
+    cluster = targets.load(vendor).supports_cluster(arch)
+    rows: dict[int, tuple[Row, ...]] = {}
+    for ratio, value in keys["rows"].items():
+        if type(ratio) is not int or ratio not in COMPRESS_RATIOS:
+            value.fail(f"wanted one of {', '.join(map(str, COMPRESS_RATIOS))}, found {ratio!r}")
+        rows[ratio] = parse_rows(value, nested=True, cluster=cluster)
+    for ratio in COMPRESS_RATIOS:
+        if ratio not in rows:
+            keys["rows"].fail(f"ratio {ratio} is missing; wanted {', '.join(map(str, COMPRESS_RATIOS))}")
+    return Table(target, keys["measured"].boolean(), keys["source"].text(), rows)
+
+
+def parse_rows(value: document.Value, *, nested: bool, cluster: bool) -> tuple[Row, ...]:
+    """A list of rows, by rising max_outputs.
+
+    nested: each row is {max_outputs, tile: {...}, reason} as in a table; else the tile's own keys and an
+    optional max_outputs, as in build.yaml. cluster: whether the arch has thread-block clusters.
+    """
+    rows: list[Row] = []
+    entries = value.list()
+    for position, entry in enumerate(entries):
+        last = position == len(entries) - 1
+        if nested:
+            keys = entry.record(("max_outputs", "tile", "reason"))
+            keys["reason"].text()
+            limit_at, tile_at = keys["max_outputs"], keys["tile"]
+            limit = limit_at.scalar()
+            mapping = dict(tile_at.items())
+        else:
+            mapping = dict(entry.items())
+            tile_at = entry
+            limit_at = mapping.pop("max_outputs", entry)
+            limit = None if limit_at is entry else limit_at.scalar()
+        wanted = "no limit on the last row, so that every number of outputs is served"
+        if last and limit is not None:
+            limit_at.fail(f"max_outputs: wanted {wanted}, found {limit!r}")
+        if not last:
+            floor = rows[-1].max_outputs or 0 if rows else 0
+            if type(limit) is not int or limit <= floor:
+                limit_at.fail(
+                    f"max_outputs: wanted an integer above {floor} (rows rise by it, and only the last "
+                    f"has none), found {limit!r}"
+                )
+        rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, cluster)))
+    return tuple(rows)
+
+
+def _tile(at: document.Value, mapping: Mapping[object, document.Value], cluster: bool) -> Tile:
+    try:
+        tile = Tile.parse({str(key): value.scalar() for key, value in mapping.items()})
+    except ValueError as error:
+        at.fail(str(error))
+    if tile.cluster and not cluster:
+        at.fail("tile key 'cluster': wanted false, found true; this arch has no thread-block clusters")
+    return tile
