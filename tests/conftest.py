@@ -7,12 +7,37 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def kvbuild(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Runs one command line in this process: kvbuild("list", path) -> Outcome."""
+    from kvbuild.aot.cli.main import main
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Outcome(code, captured.out, captured.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

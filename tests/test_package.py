@@ -31,7 +31,9 @@ def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the project installed from its wheel and nothing else."""
     base = tmp_path_factory.mktemp("wheel")
     source = base / "source"
-    skip = shutil.ignore_patterns(".*", "artifacts", "build", "*.egg-info", "__pycache__", "tests", "benchmarks")
+    skip = shutil.ignore_patterns(
+        ".*", "artifacts", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"
+    )
     shutil.copytree(ROOT, source, ignore=skip, symlinks=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     built = subprocess.run([*command, "-w", str(base), str(source)], capture_output=True, text=True)
@@ -60,7 +62,8 @@ def test_the_runtime_imports_no_builder_package(tmp_path: Path) -> None:
 
 def test_the_runtime_works_without_builder_packages(tmp_path: Path, cpu_bundle: Path) -> None:
     code = without(*BUILDER_PACKAGES, "click", "torch")
-    code += f"from kvbuild import runtime\nop = runtime.load({str(cpu_bundle)!r}, device='cpu')\nprint(op is not None)"
+    code += f"from kvbuild import runtime\nop = runtime.load({str(cpu_bundle)!r}, device='cpu')\n"
+    code += "print(op is not None)"
     done = run_python(code, tmp_path)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 

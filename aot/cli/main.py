@@ -28,6 +28,12 @@ COMMANDS = (
 )
 
 
+# What click raises for a bare `kvbuild` from 8.2 on; before, it prints the help by itself.
+_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    error for error in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if error is not None
+)
+
+
 class CommandGroup(click.Group):
     """Loads each command from the module of the same name."""
 
@@ -117,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return 1
-    except click.exceptions.NoArgsIsHelpError as error:
+    except _NO_ARGUMENTS as error:
         click.echo(error.format_message(), err=True)
-        return 2
+        return output.EXIT_REQUEST
     except Exception as error:
         return _report(error, as_json)
     return result if isinstance(result, int) else 0

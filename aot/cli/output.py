@@ -127,9 +127,7 @@ def writable_file(path: str | Path, option: str = "-o") -> Path:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         advice = "name another place"
-        raise RequestError(
-            f"{wanted} that {target.parent} cannot be written ({reason}); {advice}"
-        ) from None
+        raise RequestError(f"{wanted} that {target.parent} cannot be written ({reason}); {advice}") from None
     return target
 
 

@@ -6,8 +6,9 @@ Read from the ELF file itself, so that no vendor tool is needed. An unknown form
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from .. import elf
 
 EM_CUDA = 190
 EM_AMDGPU = 224
@@ -30,38 +31,23 @@ class Usage:
 def usage(binary: bytes) -> Usage | None:
     """The usage recorded in a cubin or an AMD code object; None where the form is not known."""
     try:
-        if binary[:6] != b"\x7fELF\x02\x01":
-            return None
-        machine = struct.unpack_from("<H", binary, 18)[0]
-        if machine == EM_CUDA:
-            return _nvidia(binary)
-        if machine == EM_AMDGPU:
-            return _amd(binary)
-    except (struct.error, IndexError):
+        file = elf.read(binary)
+        if file.machine == EM_CUDA:
+            return _nvidia(file)
+        if file.machine == EM_AMDGPU:
+            return _amd(file)
+    except (ValueError, struct.error, IndexError):
         pass
     return None
 
 
-def _sections(binary: bytes) -> Iterator[tuple[str, bytes]]:
-    table, size, count, names_at = (
-        *struct.unpack_from("<Q", binary, 40),
-        *struct.unpack_from("<HHH", binary, 58),
-    )
-    headers = [struct.unpack_from("<IIQQQQ", binary, table + index * size) for index in range(count)]
-    names = headers[names_at][4]
-    for name, kind, _flags, _address, offset, length in headers:
-        end = binary.index(b"\0", names + name)
-        content = b"" if kind == 8 else binary[offset : offset + length]
-        yield binary[names + name : end].decode("ascii", "replace"), content
-
-
-def _nvidia(binary: bytes) -> Usage | None:
+def _nvidia(file: elf.Elf) -> Usage | None:
     registers: list[int] = []
     frames = [0]
-    for name, content in _sections(binary):
-        if name != ".nv.info":
+    for section in file.sections:
+        if section.name != ".nv.info":
             continue
-        at = 0
+        at, content = 0, section.data
         while at + 4 <= len(content):
             form, attribute, size = struct.unpack_from("<BBH", content, at)
             if (form, attribute) == _NV_REGISTERS:
@@ -72,11 +58,11 @@ def _nvidia(binary: bytes) -> Usage | None:
     return Usage(max(registers), max(frames)) if registers else None
 
 
-def _amd(binary: bytes) -> Usage | None:
-    for name, content in _sections(binary):
-        if name == ".note":
-            registers = _message_pack_int(content, b".vgpr_count")
-            stack = _message_pack_int(content, b".private_segment_fixed_size")
+def _amd(file: elf.Elf) -> Usage | None:
+    for section in file.sections:
+        if section.name == ".note":
+            registers = _message_pack_int(section.data, b".vgpr_count")
+            stack = _message_pack_int(section.data, b".private_segment_fixed_size")
             if registers is not None:
                 return Usage(registers, stack or 0)
     return None

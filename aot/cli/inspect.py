@@ -1,0 +1,133 @@
+"""`kvbuild inspect`: everything a bundle says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from . import output
+from .usage import Usage, usage
+
+if TYPE_CHECKING:
+    from ...runtime.manifest import Kernel, Manifest, Target
+
+
+@click.command("inspect", help="Show everything in a bundle: kernels, tiles, toolchains, numerics, digests.")
+@click.argument("file")
+@output.json_option
+def command(file: str, as_json: bool) -> int:
+    from ...runtime.bundle import open_bundle
+
+    path = output.existing_bundle(file)
+    with open_bundle(path) as bundle:
+        manifest, digest, size = bundle.manifest, bundle.digest, bundle.size
+        binaries = {kernel.blob for target in manifest.targets for kernel in target.kernels}
+        used = {blob: usage(bundle.read(blob)) for blob in sorted(binaries)}
+    if as_json:
+        output.emit_json(
+            {
+                "bundle": str(path),
+                "size": size,
+                "manifest_sha256": digest,
+                "manifest": manifest.to_json(),
+                "usage": {blob: _usage_json(found) for blob, found in used.items()},
+            }
+        )
+    else:
+        click.echo("\n".join(_text(str(path), size, digest, manifest, used)))
+    return output.EXIT_DONE
+
+
+def _usage_json(found: Usage | None) -> dict[str, int] | None:
+    return None if found is None else {"registers": found.registers, "stack": found.stack}
+
+
+def _text(
+    path: str, size: int, digest: str, manifest: Manifest, used: Mapping[str, Usage | None]
+) -> Iterator[str]:
+    yield f"{path}: {size:,} bytes, schema {manifest.schema}, built by kvbuild {manifest.kvbuild}"
+    yield f"operator  {manifest.operator}"
+    yield f"manifest  {digest}"
+    yield f"blobs     {len(manifest.blobs)}, {sum(manifest.blobs.values()):,} bytes"
+    for target in manifest.targets:
+        yield ""
+        yield from _target_text(target, manifest.blobs, used)
+
+
+def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Usage | None]) -> Iterator[str]:
+    yield output.paint(target.name, "cyan")
+    warp = f", {target.warp_size} threads a warp" if target.warp_size else ""
+    yield f"  route         {target.route}{warp}, ELF machine {target.elf_machine}"
+    yield f"  driver        {driver_text(target.vendor, target.min_driver)}"
+    yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in sorted(target.toolchain.items()))}"
+    fusion = "on" if target.numerics.fp_fusion else "off"
+    yield f"  numerics      multiply-add fusion {fusion}, denormals {target.numerics.denormals}"
+    yield f"  sources       {target.source_digest}"
+    yield f"  launch table  {target.launch_table}"
+    launchers = [(host, f"{sizes[blob]:,}", blob[:12]) for host, blob in sorted(target.launchers.items())]
+    yield from _indented(output.table(("launcher", "bytes", "blob"), launchers, right=("bytes",)))
+    if target.variants:
+        head = ("ratio", "layout", "outputs up to", "scratch an output", "launches")
+        rows = [
+            (
+                variant.ratio,
+                variant.layout,
+                "any" if variant.max_outputs is None else variant.max_outputs,
+                f"{variant.scratch_per_output:,} B" if variant.scratch_per_output else "none",
+                ", ".join(variant.kernels),
+            )
+            for variant in target.variants
+        ]
+        right = ("ratio", "outputs up to", "scratch an output")
+        yield from _indented(output.table(head, rows, right=right))
+    if target.kernels:
+        kernel_rows = [_kernel_row(kernel, sizes, used) for kernel in target.kernels]
+        right = ("warps", "cluster", "registers", "stack", "shared", "bytes")
+        yield from _indented(output.table(_KERNEL_HEAD, kernel_rows, right=right))
+
+
+_KERNEL_HEAD = (
+    "kernel", "tile", "warps", "cluster", "registers", "stack", "shared", "assumes", "bytes", "blob",
+)  # fmt: skip
+
+
+def _kernel_row(
+    kernel: Kernel, sizes: Mapping[str, int], used: Mapping[str, Usage | None]
+) -> tuple[object, ...]:
+    found = used[kernel.blob]
+    tile = kernel.tile
+    shape = f"t{tile.block_t} d{tile.block_d} s{tile.split} n{tile.num_stages}"
+    parts = []
+    if kernel.assumes.block_size:
+        parts.append(f"block_size {kernel.assumes.block_size}")
+    if kernel.assumes.alignment:
+        parts.append(f"{kernel.assumes.alignment}-byte alignment")
+    return (
+        kernel.name,
+        shape,
+        kernel.num_warps,
+        kernel.cluster,
+        "?" if found is None else found.registers,
+        "?" if found is None else found.stack,
+        f"{kernel.shared:,}",
+        ", ".join(parts) or "nothing",
+        f"{sizes[kernel.blob]:,}",
+        kernel.blob[:12],
+    )
+
+
+def driver_text(vendor: str, version: int) -> str:
+    """The oldest driver in words; NVIDIA counts 1000 * major + 10 * minor."""
+    if not version:
+        return "none needed" if vendor == "cpu" else "any"
+    if vendor == "nvidia":
+        return f"CUDA {version // 1000}.{version % 1000 // 10} or newer"
+    return f"{version} or newer"
+
+
+def _indented(text: str) -> Iterator[str]:
+    yield ""
+    for line in text.splitlines():
+        yield f"  {line}"

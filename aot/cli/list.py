@@ -1,0 +1,86 @@
+"""`kvbuild list`: the targets of a bundle in short."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import output
+
+if TYPE_CHECKING:
+    from ...runtime.manifest import Manifest, Target
+
+
+@click.command("list", help="Show which targets a bundle holds.")
+@click.argument("file")
+@output.json_option
+def command(file: str, as_json: bool) -> int:
+    from ...runtime.bundle import open_bundle
+
+    path = output.existing_bundle(file)
+    with open_bundle(path) as bundle:
+        summary = {"bundle": str(path), "size": path.stat().st_size, **summarise(bundle.manifest)}
+    if as_json:
+        output.emit_json(summary)
+    else:
+        click.echo(heading(summary))
+        click.echo(targets_table(summary["targets"]))
+    return output.EXIT_DONE
+
+
+def summarise(manifest: Manifest) -> dict[str, Any]:
+    """A manifest in short, as JSON values. `manifest_sha256` is what the archive's comment holds."""
+    return {
+        "manifest_sha256": hashlib.sha256(manifest.canonical_bytes()).hexdigest(),
+        "schema": manifest.schema,
+        "kvbuild": manifest.kvbuild,
+        "operator": manifest.operator,
+        "targets": [_target(target, manifest.blobs) for target in manifest.targets],
+    }
+
+
+def _target(target: Target, sizes: Mapping[str, int]) -> dict[str, Any]:
+    from ...kernels.contract import COMPRESS_RATIOS
+
+    gpgpu = target.route == "gpgpu"
+    ratios = sorted({variant.ratio for variant in target.variants}) if gpgpu else list(COMPRESS_RATIOS)
+    layouts = sorted({variant.layout for variant in target.variants}) if gpgpu else ["general"]
+    return {
+        "target": target.name,
+        "route": target.route,
+        "hosts": sorted(target.launchers),
+        "ratios": ratios,
+        "layouts": layouts,
+        "variants": len(target.variants),
+        "kernels": len(target.kernels),
+        "size": sum(sizes[blob] for blob in target.blobs),
+    }
+
+
+def heading(summary: Mapping[str, Any]) -> str:
+    """One line about the file."""
+    return (
+        f"{summary['bundle']}: {output.size_text(summary['size'])}, schema {summary['schema']}, "
+        f"built by kvbuild {summary['kvbuild']}, manifest {summary['manifest_sha256'][:12]}"
+    )
+
+
+def targets_table(targets: list[dict[str, Any]]) -> str:
+    """The targets, one a line."""
+    head = ("target", "hosts", "ratios", "layouts", "variants", "kernels", "size")
+    rows = [
+        (
+            entry["target"],
+            " ".join(host.split("-")[0] for host in entry["hosts"]),
+            " ".join(str(ratio) for ratio in entry["ratios"]),
+            " ".join(entry["layouts"]),
+            entry["variants"] or "-",
+            entry["kernels"] or "-",
+            output.size_text(entry["size"]),
+        )
+        for entry in targets
+    ]
+    return output.table(head, rows, right=("variants", "kernels", "size"))
