@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from . import output
-from .usage import Usage, usage
 
 if TYPE_CHECKING:
     from ...runtime.manifest import Kernel, Manifest, Target
+
+Resources = Mapping[str, int] | None
 
 
 @click.command("inspect", help="Show everything in a bundle: kernels, tiles, toolchains, numerics, digests.")
@@ -23,8 +24,11 @@ def command(file: str, as_json: bool) -> int:
     path = output.existing_bundle(file)
     with open_bundle(path) as bundle:
         manifest, digest, size = bundle.manifest, bundle.digest, bundle.size
-        binaries = {kernel.blob for target in manifest.targets for kernel in target.kernels}
-        used = {blob: usage(bundle.read(blob)) for blob in sorted(binaries)}
+        used = {
+            kernel.blob: resources(target.vendor, bundle.read(kernel.blob), kernel.entry)
+            for target in manifest.targets
+            for kernel in target.kernels
+        }
     if as_json:
         output.emit_json(
             {
@@ -32,7 +36,7 @@ def command(file: str, as_json: bool) -> int:
                 "size": size,
                 "manifest_sha256": digest,
                 "manifest": manifest.to_json(),
-                "usage": {blob: _usage_json(found) for blob, found in used.items()},
+                "resources": used,
             }
         )
     else:
@@ -40,12 +44,20 @@ def command(file: str, as_json: bool) -> int:
     return output.EXIT_DONE
 
 
-def _usage_json(found: Usage | None) -> dict[str, int] | None:
-    return None if found is None else {"registers": found.registers, "stack": found.stack}
+def resources(vendor: str, binary: bytes, entry: str) -> Resources:
+    """Registers and spill bytes a thread, as the binary says; None where this kvbuild cannot read them."""
+    from .. import targets
+
+    if vendor not in targets.names():
+        return None
+    try:
+        return targets.load(vendor).resources(binary, entry)
+    except ValueError:
+        return None
 
 
 def _text(
-    path: str, size: int, digest: str, manifest: Manifest, used: Mapping[str, Usage | None]
+    path: str, size: int, digest: str, manifest: Manifest, used: Mapping[str, Resources]
 ) -> Iterator[str]:
     yield f"{path}: {size:,} bytes, schema {manifest.schema}, built by kvbuild {manifest.kvbuild}"
     yield f"operator  {manifest.operator}"
@@ -56,7 +68,7 @@ def _text(
         yield from _target_text(target, manifest.blobs, used)
 
 
-def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Usage | None]) -> Iterator[str]:
+def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Resources]) -> Iterator[str]:
     yield output.paint(target.name, "cyan")
     warp = f", {target.warp_size} threads a warp" if target.warp_size else ""
     yield f"  route         {target.route}{warp}, ELF machine {target.elf_machine}"
@@ -84,17 +96,17 @@ def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Us
         yield from _indented(output.table(head, rows, right=right))
     if target.kernels:
         kernel_rows = [_kernel_row(kernel, sizes, used) for kernel in target.kernels]
-        right = ("warps", "cluster", "registers", "stack", "shared", "bytes")
+        right = ("warps", "cluster", "registers", "spilled", "shared", "bytes")
         yield from _indented(output.table(_KERNEL_HEAD, kernel_rows, right=right))
 
 
 _KERNEL_HEAD = (
-    "kernel", "tile", "warps", "cluster", "registers", "stack", "shared", "assumes", "bytes", "blob",
+    "kernel", "tile", "warps", "cluster", "registers", "spilled", "shared", "assumes", "bytes", "blob",
 )  # fmt: skip
 
 
 def _kernel_row(
-    kernel: Kernel, sizes: Mapping[str, int], used: Mapping[str, Usage | None]
+    kernel: Kernel, sizes: Mapping[str, int], used: Mapping[str, Resources]
 ) -> tuple[object, ...]:
     found = used[kernel.blob]
     tile = kernel.tile
@@ -109,8 +121,8 @@ def _kernel_row(
         shape,
         kernel.num_warps,
         kernel.cluster,
-        "?" if found is None else found.registers,
-        "?" if found is None else found.stack,
+        "?" if found is None else found["registers"],
+        "?" if found is None else found["spill_bytes"],
         f"{kernel.shared:,}",
         ", ".join(parts) or "nothing",
         f"{sizes[kernel.blob]:,}",
