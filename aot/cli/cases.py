@@ -1,0 +1,199 @@
+"""What `kvbuild check` runs: the cases, one case's run, and the sum of them. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ...kernels import oracle, reference, verdict, workloads
+from ...kernels.contract import COMPRESS_RATIOS, KV_BLOCK_SIZE
+from ...kernels.workloads import Inputs, Workload
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch to check. options: keyword arguments of workloads.make; nonsense: spoil some indices."""
+
+    name: str
+    workload: Workload
+    options: Mapping[str, Any] = field(default_factory=dict)
+    nonsense: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case showed; counts are bytes. Byte counts are of `compress`.
+
+    untouched_changed: bytes that belong to no output and changed, inside kv_cache or around it.
+    rerun_equal: a second launch on the same input gave the same bytes.
+    new_tensor_equal: c128_256_512_compress gave the same outputs in a zeroed tensor and left kv_cache alone.
+    reference_ties: bytes in which the float32 PyTorch reference differs from the oracle; None: not run.
+    faults: what was wrong, in words.
+    """
+
+    name: str
+    outputs: int
+    bytes_compared: int
+    differing: int
+    ties: int
+    wrong: int
+    untouched_bytes: int
+    untouched_changed: int
+    rerun_equal: bool
+    new_tensor_equal: bool
+    reference_ties: int | None
+    faults: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+# Each leaves the aligned layout in one way, or all of it; the last is a scheduler with bugs.
+_ODD: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("padded-pages", {"page_pad": 16}, False),
+    ("odd-page-stride", {"page_pad": 3}, False),
+    ("odd-row-stride", {"row_pad": 1}, False),
+    ("odd-kv-stride", {"kv_page_stride": 37442}, False),
+    ("narrow-kv-view", {"kv_columns": 37376}, False),
+    ("fp32-weight", {"weight_dtype": torch.float32}, False),
+    ("block-size-1", {"block_size": 1}, False),
+    ("block-size-7", {"block_size": 7}, False),
+    ("block-size-64", {"block_size": 64}, False),
+    ("nonsense-indices", {}, True),
+)
+
+
+def cases(everything: bool) -> tuple[Case, ...]:
+    """The smallest prefill of each ratio, or all 12 workloads; then decode steps and odd operands."""
+    prefills = workloads.WORKLOADS if everything else workloads.WORKLOADS[: len(COMPRESS_RATIOS)]
+    plain = [Case(workload.name, workload) for workload in (*prefills, *workloads.DECODE_WORKLOADS)]
+    odd = [
+        Case(f"{name}-c{ratio}", Workload.decode(8, ratio), options, nonsense)
+        for index, (name, options, nonsense) in enumerate(_ODD)
+        for ratio in (COMPRESS_RATIOS[index % len(COMPRESS_RATIOS)],)
+    ]
+    return (*plain, *odd)
+
+
+def torch_device(operator: Any, asked: str | None) -> torch.device:
+    """The torch device that the operator was loaded for."""
+    return torch.device(asked or operator.device)
+
+
+def device_text(device: torch.device) -> str:
+    """The device's name for people."""
+    if device.type == "cpu":
+        return "cpu"
+    module = getattr(torch, device.type, torch.cuda)
+    return f"{device} ({module.get_device_name(device)})"
+
+
+def run(operator: Any, case: Case, device: torch.device, seed: int = 0) -> Result:
+    """Runs one case twice in place and once into a new tensor, and judges all bytes."""
+    inputs = workloads.make(case.workload, device=device, seed=seed, **case.options)
+    if case.nonsense:
+        inputs = _spoil(inputs)
+    expected = oracle.expect(*inputs.call_args())
+    first, second, third = inputs.fresh(), inputs.fresh(), inputs.fresh()
+    operator.compress(*first.call_args())
+    operator.compress(*second.call_args())
+    new = operator.c128_256_512_compress(*third.call_args())
+    _wait(device)
+
+    found = verdict.judge(first.kv_cache, inputs.kv_cache, expected)
+    outside = verdict.changed_outside(first.kv_storage, inputs.kv_storage, inputs.kv_cache)
+    rerun_equal = torch.equal(first.kv_storage, second.kv_storage)
+    fresh = verdict.judge(new, torch.zeros_like(new), expected)
+    new_equal = fresh.right and fresh.differing == found.differing
+    new_equal &= torch.equal(third.kv_storage, inputs.kv_storage)
+    faults = [str(fault) for fault in found.faults]
+    if found.wrong and not faults:
+        faults.append(f"{found.wrong} wrong bytes")
+    if outside:
+        faults.append(f"{outside} bytes around kv_cache changed")
+    if not rerun_equal:
+        faults.append("a second launch on the same input gave other bytes")
+    if not new_equal:
+        faults.append("c128_256_512_compress gave other bytes than compress, or changed kv_cache")
+        faults += [str(fault) for fault in fresh.faults]
+    return Result(
+        name=case.name,
+        outputs=found.outputs,
+        bytes_compared=found.bytes_compared,
+        differing=found.differing,
+        ties=found.ties,
+        wrong=found.wrong,
+        untouched_bytes=found.untouched_bytes,
+        untouched_changed=found.untouched_changed + outside,
+        rerun_equal=rerun_equal,
+        new_tensor_equal=new_equal,
+        reference_ties=_reference_ties(inputs, expected) if _is_prefill(case) else None,
+        faults=tuple(faults),
+    )
+
+
+def summarise(results: Sequence[Result]) -> dict[str, Any]:
+    """The sums, and whether everything is right. Ties are held against the prefills' random normal data."""
+    prefills = [result for result in results if result.reference_ties is not None]
+    reference_ties = sum(result.reference_ties or 0 for result in prefills)
+    ties = sum(result.ties for result in prefills)
+    compared = sum(result.bytes_compared for result in prefills)
+    refusals: tuple[str, ...] = ()
+    if {workload.name for workload in workloads.WORKLOADS} <= {result.name for result in prefills}:
+        refusals = verdict.tie_refusals(ties, compared, reference_ties)
+    elif ties >= verdict.REFERENCE_FACTOR * reference_ties + verdict.REFERENCE_SLACK:
+        # So few bytes allow no rate; the reference on the same input is the measure.
+        refusals = (f"ties: {ties} in {compared} bytes, where the reference has {reference_ties}",)
+    failed = [result.name for result in results if not result.ok]
+    return {
+        "bytes_compared": sum(result.bytes_compared for result in results),
+        "differing": sum(result.differing for result in results),
+        "ties": sum(result.ties for result in results),
+        "wrong": sum(result.wrong for result in results),
+        "untouched_changed": sum(result.untouched_changed for result in results),
+        "reference_ties": reference_ties,
+        "tie_refusals": list(refusals),
+        "failed": failed,
+        "ok": not failed and not refusals,
+    }
+
+
+def _is_prefill(case: Case) -> bool:
+    return case.workload.decode_outputs is None
+
+
+def _reference_ties(inputs: Inputs, expected: oracle.Expectation) -> int:
+    own = inputs.fresh()
+    reference.compress(*own.call_args())
+    return verdict.judge(own.kv_cache, inputs.kv_cache, expected).differing
+
+
+def _spoil(inputs: Inputs) -> Inputs:
+    """Indices that make no sense, one kind an output; the last outputs stay whole."""
+    boundaries = inputs.boundary_token_indices.clone()
+    requests = inputs.token_to_req.clone()
+    slots = inputs.kv_slot_mapping.clone()
+    table = inputs.block_table.clone()
+    tokens = [int(token) for token in boundaries[:5]]
+    rows = [int(requests[token]) for token in tokens]
+    boundaries[0] = inputs.positions.shape[0] + 7
+    requests[tokens[1]] = table.shape[0] + 7
+    slots[tokens[2]] = inputs.kv_cache.shape[0] * KV_BLOCK_SIZE
+    table[rows[3]] = inputs.state_cache.shape[0] + 1000
+    table[rows[4], ::2] = -5
+    return inputs.with_(
+        boundary_token_indices=boundaries, token_to_req=requests, kv_slot_mapping=slots, block_table=table
+    )
+
+
+def _wait(device: torch.device) -> None:
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu" and module is not None:
+        module.synchronize(device)
