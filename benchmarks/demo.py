@@ -1,4 +1,4 @@
-"""What `make demo` shows last: a bundle loaded for this machine's device, its bytes and time beside PyTorch's.
+"""What `make demo` shows last: a bundle loaded for this machine, its bytes and time beside PyTorch's.
 
     python benchmarks/demo.py FILE.kvb
 
