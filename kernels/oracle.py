@@ -24,7 +24,6 @@ from .contract import (
     SCALE_DIM,
     SLOT_BYTES,
     STATE_WIDTH,
-    TOKEN_STRIDE,
     check_operands,
 )
 from .numerics import bf16_bytes, group_exponent, quantise, round_to_bf16_from_f64
@@ -99,6 +98,16 @@ def expect(state_cache: Tensor, token_to_req: Tensor, positions: Tensor, boundar
     return result
 
 
+def encode(y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+    """The 584 bytes, uint8 [n, 584], and e, int32 [n, 7], of float64 `y` [n, 512] and `rope` [n, 64]."""
+    z = round_to_bf16_from_f64(y[:, :NOPE_HEAD_DIM]).unflatten(1, (NUM_GROUPS, QUANT_GROUP))
+    exponent = group_exponent(z.abs().amax(dim=-1))
+    scales = torch.zeros((y.shape[0], SCALE_DIM), dtype=torch.uint8, device=y.device)
+    scales[:, :NUM_GROUPS] = (exponent + SCALE_BIAS).to(torch.uint8)
+    codes = quantise(z, exponent[..., None]).flatten(1).view(torch.uint8)
+    return torch.cat((codes, bf16_bytes(round_to_bf16_from_f64(rope)), scales), dim=1), exponent
+
+
 def _blank(windows: Windows) -> Expectation:
     n, device = windows.written.shape[0], windows.written.device
 
@@ -154,13 +163,7 @@ def _fill(result: Expectation, chunk: Tensor, state_cache: Tensor, windows: Wind
     keep = specified[:, None]
     y, bound, rope, rope_bound = (torch.where(keep, x, 0.0) for x in (y, bound, rope, rope_bound))
 
-    z = round_to_bf16_from_f64(y[:, :NOPE_HEAD_DIM]).unflatten(1, (NUM_GROUPS, QUANT_GROUP))
-    exponent = group_exponent(z.abs().amax(dim=-1))
-    expected = torch.zeros((chunk.shape[0], SLOT_BYTES), dtype=torch.uint8, device=y.device)
-    expected[:, :NOPE_HEAD_DIM] = quantise(z, exponent[..., None]).flatten(1).view(torch.uint8)
-    expected[:, NOPE_HEAD_DIM:TOKEN_STRIDE] = bf16_bytes(round_to_bf16_from_f64(rope))
-    expected[:, TOKEN_STRIDE:SLOT_BYTES - (SCALE_DIM - NUM_GROUPS)] = (exponent + SCALE_BIAS).to(torch.uint8)
-
+    expected, exponent = encode(y, rope)
     result.specified[chunk] = specified
     result.expected[chunk] = torch.where(keep, expected, 0)
     result.y[chunk], result.y_bound[chunk] = y, bound

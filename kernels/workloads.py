@@ -119,9 +119,20 @@ class Inputs:
         """A copy with some fields replaced; kv_cache is shared unless replaced."""
         return replace(self, **changes)
 
+    def to(self, device: torch.device | str) -> Inputs:
+        """The same operands on `device`, with their strides and their offset from an aligned base address."""
+        if torch.device(device) == self.kv_cache.device:
+            return self
+        moved = {operand.name: _moved(getattr(self, operand.name), device) for operand in OPERANDS}
+        storage = self.kv_storage.to(device)
+        moved["kv_cache"] = storage.as_strided(tuple(self.kv_cache.shape), self.kv_cache.stride(),
+                                               self.kv_cache.storage_offset())
+        return replace(self, kv_storage=storage, **moved)
+
 
 def make(workload: Workload, *, device: torch.device | str = "cpu", seed: int = 0,
-         shuffle_blocks: bool = True, page_pad: int = 0, row_pad: int = 0, kv_page_stride: int = DEFAULT_KV_PAGE_STRIDE,
+         shuffle_blocks: bool = True, page_pad: int = 0, row_pad: int = 0,
+         kv_page_stride: int = DEFAULT_KV_PAGE_STRIDE,
          kv_columns: int | None = None, kv_pages: int | None = None,
          block_size: int = SPECIALISED_BLOCK_SIZE, padding: int | None = None,
          weight_dtype: torch.dtype = torch.bfloat16) -> Inputs:
@@ -169,6 +180,11 @@ def make(workload: Workload, *, device: torch.device | str = "cpu", seed: int = 
         block_size=block_size,
         compress_ratio=ratio,
     )
+
+
+def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(device)
+    return whole.as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
 
 def cos_sin(max_pos: int) -> Tensor:
