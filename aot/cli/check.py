@@ -28,6 +28,7 @@ def command(
     file: str, device: str | None, everything: bool, names: tuple[str, ...], seed: int, as_json: bool
 ) -> int:
     path = output.existing_bundle(file)
+    output.device_name(device)
     output.require("torch", "kvbuild check", TORCH_PIP)
 
     from ... import runtime

@@ -141,6 +141,18 @@ def _make_folder(folder: Path, option: str) -> None:
         ) from None
 
 
+def device_name(text: str | None) -> None:
+    """RequestError where --device is no name of a device; whether there is such a device is not asked."""
+    from ...runtime.device import parse_device
+
+    if text is None:
+        return
+    try:
+        parse_device(text)
+    except ValueError:
+        raise RequestError(f"--device: wanted cpu, cuda, cuda:1 or rocm, found {text!r}") from None
+
+
 def require(module: str, purpose: str, pip: str) -> None:
     """ToolchainError with the pip line, where a package is not installed."""
     import importlib.util
