@@ -12,7 +12,6 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 @dataclass(frozen=True)
 class Section:
     name: str
-    info: int
     data: bytes
 
 
@@ -43,10 +42,10 @@ def read(data: bytes) -> Elf:
     except (struct.error, IndexError) as error:
         raise ValueError(f"the ELF headers are cut off: {error}") from None
     sections = []
-    for name, kind, _, _, start, length, _, info, _, _ in rows:
+    for name, kind, _, _, start, length, *_ in rows:
         no_bits = 8
         content = b"" if kind == no_bits else data[start : start + length]
         if kind != no_bits and len(content) != length:
             raise ValueError("an ELF section is cut off")
-        sections.append(Section(names[name : names.find(b"\0", name)].decode(), info, content))
+        sections.append(Section(names[name : names.find(b"\0", name)].decode(), content))
     return Elf(machine, tuple(sections))

@@ -113,7 +113,7 @@ def parse(text: str, file: str = "build.yaml") -> Spec:
 def wanted_targets(spec: Spec, names: Sequence[str]) -> tuple[TargetName, ...]:
     """The targets that `names` (VENDOR or VENDOR:ARCH) mean, sorted, each once.
 
-    Raises RequestError where `names` is empty or one of them is unknown or not listed in build.yaml.
+    Raises RequestError where `names` is empty, or one is unknown, not listed in build.yaml or without a host.
     """
     if not names:
         raise RequestError(f"no target was named; wanted at least one of {_listed(spec)}")
@@ -138,8 +138,19 @@ def wanted_targets(spec: Spec, names: Sequence[str]) -> tuple[TargetName, ...]:
                 f"target {name!r}: {whose} {what}; wanted one of "
                 f"{', '.join(f'{vendor}:{listed_arch}' for listed_arch in listed)}{hint}"
             )
+        for each in (arch,) if colon else listed:
+            if targets.load(vendor).ROUTE == "cpu" and not cpu_hosts(spec, each):
+                raise RequestError(
+                    f"target {vendor}:{each}: wanted {each}-linux-gnu.2.17 among the hosts of {spec.file}, "
+                    f"found {', '.join(spec.hosts)}; add it"
+                )
         chosen.update(TargetName(vendor, each) for each in ((arch,) if colon else listed))
     return tuple(sorted(chosen))
+
+
+def cpu_hosts(spec: Spec, arch: str) -> tuple[str, ...]:
+    """The hosts that a cpu target of that arch runs on."""
+    return tuple(host for host in spec.hosts if host.startswith(f"{arch}-"))
 
 
 def _listed(spec: Spec) -> str:

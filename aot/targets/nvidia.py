@@ -12,7 +12,7 @@ from . import Parameter
 
 ROUTE = "gpgpu"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
-TOOLS = ("triton", "ptxas", "ptxas-blackwell")
+TOOLS = ("triton", "ptxas")
 BINARY = "cubin"
 SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
 
@@ -90,7 +90,7 @@ def min_driver(toolchain: Mapping[str, str]) -> int:
 _WITH_LENGTH = 4
 _KPARAM_INFO = 0x17
 _MIN_STACK_SIZE = 0x12
-_REGISTERS_SHIFT = 24
+_REGISTER_COUNT = 0x2F
 
 
 def _attributes(binary: bytes, section: str) -> list[tuple[int, bytes]]:
@@ -120,8 +120,11 @@ def parameters(binary: bytes, entry: str) -> tuple[Parameter, ...]:
 
 
 def resources(binary: bytes, entry: str) -> Mapping[str, int]:
-    registers = elf.read(binary).section(f".text.{entry}").info >> _REGISTERS_SHIFT
-    stacks = [
-        struct.unpack("<II", data)[1] for a, data in _attributes(binary, ".nv.info") if a == _MIN_STACK_SIZE
-    ]
-    return {"registers": registers, "spill_bytes": max(stacks, default=0)}
+    found = {_REGISTER_COUNT: 0, _MIN_STACK_SIZE: 0}
+    for attribute, data in _attributes(binary, ".nv.info"):
+        if attribute in found:
+            _, value = struct.unpack("<II", data)
+            found[attribute] = max(found[attribute], value)
+    if not found[_REGISTER_COUNT]:
+        raise ValueError("the cubin does not say how many registers its kernel takes")
+    return {"registers": found[_REGISTER_COUNT], "spill_bytes": found[_MIN_STACK_SIZE]}

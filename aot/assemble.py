@@ -1,0 +1,180 @@
+"""From finished units to a target's table in the manifest, each checked against what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from ..kernels.contract import SPECIALISED_BLOCK_SIZE
+from ..runtime.launchtable import Assumes, Grid, Kernel, KernelArg, Tile, Variant, launch_table_digest
+from ..runtime.manifest import Numerics, Target
+from . import elf, targets
+from .plan import ALIGNMENT, PlannedKernel, PlannedTarget, Unit
+from .pool import Compiled
+
+_SIZES = {"i32": 4, "fp32": 4, "i64": 8}
+_POINTER = 8
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked binary. offsets: of the runtime arguments, in order; hidden: trailing hidden pointers."""
+
+    data: bytes
+    entry: str
+    num_warps: int
+    num_ctas: int
+    shared: int
+    offsets: tuple[int, ...]
+    hidden: int
+
+    @property
+    def blob(self) -> str:
+        return sha256(self.data).hexdigest()
+
+
+def argument_size(kind: str) -> int:
+    """Bytes of an argument of that Triton type in the parameter space."""
+    return _POINTER if kind.startswith("*") else _SIZES[kind]
+
+
+def natural_offsets(kinds: tuple[str, ...]) -> tuple[int, ...]:
+    """Offsets of arguments that each lie at the next multiple of their own size."""
+    offsets: list[int] = []
+    end = 0
+    for kind in kinds:
+        size = argument_size(kind)
+        end = -(-end // size) * size
+        offsets.append(end)
+        end += size
+    return tuple(offsets)
+
+
+def check(compiled: Compiled) -> Artifact:
+    """The artifact of a unit. ValueError where the binary is not what the launcher can launch."""
+    unit, facts = compiled.unit, compiled.facts
+    vendor = targets.load(unit.vendor)
+    machine = elf.read(compiled.data).machine
+    if machine != vendor.elf_machine(unit.arch):
+        raise ValueError(f"wanted ELF machine {vendor.elf_machine(unit.arch)}, found {machine}")
+    for name in ("global_scratch", "profile_scratch"):
+        if facts[name]:
+            raise ValueError(
+                f"wanted no {name.replace('_', ' ')}, found {facts[name]} bytes; launchers pass none"
+            )
+    wanted_ctas = dict(unit.options)["num_ctas"]
+    if facts["num_ctas"] != wanted_ctas:
+        raise ValueError(f"wanted {wanted_ctas} blocks a cluster, found {facts['num_ctas']}")
+    offsets, hidden = _parameters(unit, compiled.data, facts["entry"])
+    return Artifact(
+        compiled.data, facts["entry"], facts["num_warps"], facts["num_ctas"], facts["shared"], offsets, hidden
+    )
+
+
+def _parameters(unit: Unit, data: bytes, entry: str) -> tuple[tuple[int, ...], int]:
+    found = targets.load(unit.vendor).parameters(data, entry)
+    kinds = tuple(kind for _, kind in unit.signature)
+    if len(found) < len(kinds):
+        raise ValueError(f"wanted {len(kinds)} parameters or more, found {len(found)}")
+    # Whatever lies behind our arguments is Triton's own: pointers that stay NULL without scratch.
+    expected = natural_offsets((*kinds, *("*u8" for _ in found[len(kinds) :])))
+    names = [name for name, _ in unit.signature]
+    for index, parameter in enumerate(found):
+        kind = kinds[index] if index < len(kinds) else "*u8"
+        name = names[index] if index < len(names) else f"hidden parameter {index - len(names)}"
+        size = argument_size(kind)
+        if (parameter.offset, parameter.size) != (expected[index], size):
+            raise ValueError(
+                f"{name}: wanted {size} bytes at offset {expected[index]}, "
+                f"found {parameter.size} at {parameter.offset}"
+            )
+    return expected[: len(kinds)], len(found) - len(kinds)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A target without launchers, None where too little of it was built; dropped: what is left out and why."""
+
+    target: Target | None
+    dropped: tuple[str, ...]
+
+
+def assemble(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assembled:
+    """The manifest's target from the artifacts by unit key; a variant that lacks one is left out."""
+    have = {kernel.name for kernel in planned.kernels if kernel.unit.key in artifacts}
+    variants: list[Variant] = []
+    dropped: list[str] = []
+    for variant in planned.variants:
+        lacking = [name for name in variant.kernels if name not in have]
+        if lacking:
+            limit = "" if variant.max_outputs is None else f", up to {variant.max_outputs} outputs"
+            dropped.append(
+                f"{planned.name}: the {variant.layout} variant of ratio {variant.ratio}{limit}, "
+                f"for want of {', '.join(lacking)}"
+            )
+            if variant.layout == "general":
+                dropped.append(
+                    f"{planned.name}: the whole target, for want of a general variant of ratio {variant.ratio}"
+                )
+                return Assembled(None, tuple(dropped))
+            continue
+        variants.append(
+            Variant(
+                variant.ratio,
+                variant.layout,
+                variant.max_outputs,
+                variant.kernels,
+                variant.scratch_per_output,
+            )
+        )
+    used = {name for variant in variants for name in variant.kernels}
+    kernels = tuple(
+        _kernel(kernel, artifacts[kernel.unit.key]) for kernel in planned.kernels if kernel.name in used
+    )
+    return Assembled(_target(planned, kernels, tuple(variants)), tuple(dropped))
+
+
+def _target(planned: PlannedTarget, kernels: tuple[Kernel, ...], variants: tuple[Variant, ...]) -> Target:
+    vendor = targets.load(planned.name.vendor)
+    numerics = vendor.numerics()
+    return Target(
+        vendor=planned.name.vendor,
+        arch=planned.name.arch,
+        route=vendor.ROUTE,
+        warp_size=vendor.warp_size(planned.name.arch),
+        elf_machine=vendor.elf_machine(planned.name.arch),
+        min_driver=vendor.min_driver(planned.toolchain),
+        toolchain=dict(planned.toolchain),
+        numerics=Numerics(bool(numerics["fp_fusion"]), str(numerics["denormals"])),
+        source_digest=planned.source_digest,
+        launchers={},
+        launch_table=launch_table_digest(kernels, variants),
+        kernels=kernels,
+        variants=variants,
+    )
+
+
+def _kernel(planned: PlannedKernel, artifact: Artifact) -> Kernel:
+    aligned = planned.layout == "aligned"
+    return Kernel(
+        name=planned.name,
+        entry=artifact.entry,
+        ratio=planned.ratio,
+        layout=planned.layout,
+        tile=Tile(**planned.tile.to_json()),
+        blob=artifact.blob,
+        num_warps=artifact.num_warps,
+        cluster=artifact.num_ctas,
+        shared=artifact.shared,
+        args=tuple(
+            KernelArg(name, kind, offset, argument_size(kind))
+            for (name, kind), offset in zip(planned.unit.signature, artifact.offsets, strict=True)
+        ),
+        hidden=artifact.hidden,
+        global_scratch=0,
+        profile_scratch=0,
+        constexprs=dict(planned.unit.constexprs),
+        assumes=Assumes(SPECIALISED_BLOCK_SIZE if aligned else 0, ALIGNMENT if aligned else 0),
+        grid=Grid(planned.form.per_output, planned.form.y),
+    )

@@ -1,0 +1,237 @@
+"""Worker processes: units in, artifacts or the compiler's words out, several at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .plan import Unit
+from .toolchain import WORKER, clean_environment
+
+UNIT_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A finished unit: its binary, and the worker's facts about it (worker.py lists them)."""
+
+    unit: Unit
+    data: bytes
+    facts: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A unit that gave no binary, and why, in the compiler's words where it had any."""
+
+    unit: Unit
+    error: str
+    seconds: float
+
+
+class _Died(Exception):
+    """A worker ended, or gave no answer, in the middle of a unit."""
+
+
+class _Worker:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
+        self._command = shlex.join(command)
+        with open(folder / "stderr", "wb") as log:
+            self._log = Path(log.name)
+            # A session of its own: Ctrl-C reaches the builder alone, which then kills the whole group.
+            self._process = subprocess.Popen(
+                (*command, str(WORKER)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**clean_environment(environ), "TMPDIR": str(folder), "PYTHONHASHSEED": "0"},
+                start_new_session=True,
+            )
+
+    def ask(self, request: Mapping[str, object], limit_s: float) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        late = threading.Timer(limit_s, self.kill)
+        late.daemon = True
+        late.start()
+        started = time.monotonic()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            late.cancel()
+        try:
+            return dict(json.loads(answer))
+        except ValueError:
+            self.kill()
+            code = self._process.wait()
+            if time.monotonic() - started >= limit_s:
+                raise _Died(f"no answer within {limit_s:.0f} s; the worker was stopped") from None
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+            said = self._log.read_text(errors="replace").strip()[-2000:]
+            text = f"the worker ({self._command}) {how}" + (f"; it said:\n{said}" if said else "")
+            raise _Died(text) from None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends the worker in its own time (it removes its files), at most a few seconds."""
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+class Pool:
+    """Up to `jobs` workers at once; each is started when it is first needed and imports Triton once."""
+
+    def __init__(
+        self,
+        commands: Mapping[str, tuple[str, ...]],
+        sources: Mapping[str, str],
+        jobs: int,
+        environ: Mapping[str, str],
+        limit_s: float = UNIT_LIMIT_S,
+    ) -> None:
+        self._commands = commands
+        self._sources = sources
+        self._jobs = max(1, jobs)
+        self._environ = environ
+        self._limit_s = limit_s
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+
+    def run(self, units: Sequence[Unit]) -> Iterator[Compiled | Failed]:
+        """Yields each unit's outcome as it is finished. Leaving the iterator early kills the workers."""
+        if not units:
+            return
+        # Neighbours share a vendor, so that a worker is seldom changed for another interpreter's.
+        waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+        for unit in sorted(units, key=lambda unit: (unit.vendor, unit.arch)):
+            waiting.put(unit)
+        finished: queue.SimpleQueue[Compiled | Failed | BaseException] = queue.SimpleQueue()
+        with tempfile.TemporaryDirectory(prefix="kvbuild-") as folder:
+            threads = [
+                threading.Thread(target=self._work, args=(Path(folder, str(i)), waiting, finished.put))
+                for i in range(min(self._jobs, len(units)))
+            ]
+            for thread in threads:
+                thread.start()
+            whole = False
+            try:
+                for _ in units:
+                    outcome = finished.get()
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+                    yield outcome
+                whole = True
+            finally:
+                self._stop.set()
+                with self._lock:
+                    for worker in () if whole else self._running:
+                        worker.kill()
+                for thread in threads:
+                    thread.join()
+
+    def _work(
+        self,
+        folder: Path,
+        waiting: queue.SimpleQueue[Unit],
+        finished: Callable[[Compiled | Failed | BaseException], None],
+    ) -> None:
+        folder.mkdir()
+        worker: _Worker | None = None
+        vendor = ""
+        try:
+            while not self._stop.is_set():
+                try:
+                    unit = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                started = time.monotonic()
+                if worker is not None and unit.vendor != vendor:
+                    self._end(worker)
+                    worker = None
+                try:
+                    if worker is None:
+                        worker, vendor = self._start(unit.vendor, folder), unit.vendor
+                    finished(self._compile(worker, unit, folder, started))
+                except (OSError, _Died) as error:
+                    if worker is not None:
+                        self._end(worker)
+                        worker = None
+                    finished(Failed(unit, str(error), time.monotonic() - started))
+        except BaseException as error:
+            finished(error)
+        finally:
+            if worker is not None:
+                self._end(worker)
+
+    def _start(self, vendor: str, folder: Path) -> _Worker:
+        with self._lock:
+            if self._stop.is_set():
+                raise _Died("the build was stopped")
+            worker = _Worker(self._commands[vendor], self._environ, folder)
+            self._running.add(worker)
+            return worker
+
+    def _end(self, worker: _Worker) -> None:
+        worker.close()
+        with self._lock:
+            self._running.discard(worker)
+
+    def _compile(self, worker: _Worker, unit: Unit, folder: Path, started: float) -> Compiled | Failed:
+        output = folder / unit.key
+        answer = worker.ask(request_for(unit, self._sources, str(output)), self._limit_s)
+        seconds = time.monotonic() - started
+        if not answer.pop("ok"):
+            return Failed(unit, str(answer["error"]), seconds)
+        data = output.read_bytes()
+        output.unlink()
+        return Compiled(unit, data, {name: answer[name] for name in answer if name != "id"}, seconds)
+
+
+def request_for(unit: Unit, sources: Mapping[str, str], output: str) -> dict[str, object]:
+    """The worker's request for a unit; sources: the text of each file the unit names."""
+    return {
+        "id": unit.key,
+        "sources": {path: sources[path] for path, _ in unit.sources},
+        "module": unit.module,
+        "function": unit.function,
+        "signature": unit.signature,
+        "constexprs": dict(unit.constexprs),
+        "divisible_by_16": unit.divisible_by_16,
+        "options": dict(unit.options),
+        "environment": dict(unit.environment),
+        "binary": unit.binary,
+        "target": unit.triton_target,
+        "triton": dict(unit.toolchain)["triton"],
+        "output": output,
+    }

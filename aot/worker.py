@@ -1,0 +1,235 @@
+"""Compiles units inside a target's own interpreter: JSON lines in, JSON lines and artifact files out.
+
+Self-contained: runs under Python 3.8 or newer with any Triton 3.x, as a script, with nothing of kvbuild
+importable. Its text is part of every unit's key.
+
+A request, one a line: {"id", "sources": {path: text}, "module": path, "function", "signature": [[name, type]],
+"constexprs": {name: value}, "divisible_by_16": [name], "target": [backend, arch, warp size], "options": {},
+"environment": {name: text}, "binary": stage, "triton": version, "output": file}. `{triton}` in an environment
+text stands for Triton's folder.
+An answer: {"id", "ok": true, "entry", "shared", "num_warps", "num_ctas", "global_scratch", "profile_scratch",
+"seconds"}, or {"id", "ok": false, "kind", "error"} with the compiler's words. An artifact appears under its
+name whole or not at all.
+
+`worker.py --probe` prints {"python", "triton", tool: version ...} and imports no Triton.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    # A script's own folder comes first on the path; its neighbours must shadow no module of Triton's.
+    del sys.path[0]
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+PACKAGE = "kvbuild_unit"
+
+# Line info would carry this machine's paths into the binary.
+FIXED_ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
+
+
+def probe():
+    """Versions of what compiles here, by tool name. Absent tools are absent."""
+    from importlib import metadata
+
+    found = {"python": "%d.%d.%d" % sys.version_info[:3]}
+    try:
+        triton = metadata.distribution("triton")
+    except metadata.PackageNotFoundError:
+        return found
+    found["triton"] = triton.version
+    for tool in ("ptxas", "ptxas-blackwell"):
+        path = str(triton.locate_file("triton/backends/nvidia/bin/" + tool))
+        if os.access(path, os.X_OK):
+            text = subprocess.run([path, "--version"], stdout=subprocess.PIPE, check=False).stdout.decode()
+            match = re.search(r"\bV(\d+(?:\.\d+)+)", text)
+            if match:
+                found[tool] = match.group(1)
+    return found
+
+
+class Sources:
+    """The kernel sources of the requests, each set written once and imported under one fixed package name.
+
+    The name is fixed because it enters the names of device functions; the folder does not.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.current = None
+
+    def load(self, sources, module):
+        digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()
+        root = os.path.join(self.folder, digest[:16])
+        package = os.path.join(root, PACKAGE)
+        if not os.path.isdir(root):
+            for path, text in sources.items():
+                target = os.path.join(package, path)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                with open(target, "w", encoding="utf-8", newline="") as file:
+                    file.write(text)
+        if self.current != root:
+            for name in [n for n in sys.modules if n == PACKAGE or n.startswith(PACKAGE + ".")]:
+                del sys.modules[name]
+            if self.current in sys.path:
+                sys.path.remove(self.current)
+            sys.path.insert(0, root)
+            importlib.invalidate_caches()
+            self.current = root
+        name = ".".join([PACKAGE, *module[: -len(".py")].split("/")])
+        return importlib.import_module(name)
+
+
+def ast_source(triton, function, request):
+    """Triton's ASTSource, whose arguments changed between 3.1, 3.2 and 3.3."""
+    constexprs = request["constexprs"]
+    aligned = [function.arg_names.index(name) for name in request["divisible_by_16"]]
+    runtime = dict(request["signature"])
+    compiler = triton.compiler
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if version >= (3, 3):
+        signature = {name: runtime.get(name, "constexpr") for name in function.arg_names}
+        attrs = {(index,): [["tt.divisibility", 16]] for index in aligned}
+        return compiler.ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attrs)
+    from triton.backends.compiler import AttrsDescriptor
+
+    if version >= (3, 2):
+        attrs = AttrsDescriptor.from_dict(
+            {"arg_properties": {"tt.divisibility": aligned, "tt.equal_to": []}, "cls": "AttrsDescriptor"}
+        )
+        return compiler.ASTSource(fn=function, signature=runtime, constants=constexprs, attrs=attrs)
+    attrs = AttrsDescriptor(divisible_by_16=tuple(aligned), equal_to_1=())
+    positions = {function.arg_names.index(name): value for name, value in constexprs.items()}
+    signature = {function.arg_names.index(name): kind for name, kind in runtime.items()}
+    return compiler.ASTSource(fn=function, signature=signature, constants=positions, attrs=attrs)
+
+
+def compile_unit(request, sources):
+    """Compiles one request, publishes the artifact and returns the metadata of the answer."""
+    import triton
+    import triton.compiler
+    from triton.backends.compiler import GPUTarget
+
+    if triton.__version__ != request["triton"]:
+        raise RuntimeError(
+            "wanted triton %s as planned, found %s in %s"
+            % (request["triton"], triton.__version__, sys.executable)
+        )
+    folder = os.path.dirname(os.path.abspath(triton.__file__))
+    started = time.monotonic()
+    changed = {name: text.replace("{triton}", folder) for name, text in request["environment"].items()}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        function = getattr(sources.load(request["sources"], request["module"]), request["function"])
+        names = [name for name, _ in request["signature"]] + list(request["constexprs"])
+        if list(function.arg_names) != names:
+            raise TypeError(
+                "%s takes (%s), the plan gives (%s)"
+                % (request["function"], ", ".join(function.arg_names), ", ".join(names))
+            )
+        source = ast_source(triton, function, request)
+        backend, arch, warp_size = request["target"]
+        compiled = triton.compile(
+            source, target=GPUTarget(backend, arch, warp_size), options=dict(request["options"])
+        )
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
+    metadata = compiled.metadata
+    publish(compiled.asm[request["binary"]], request["output"])
+    return {
+        "entry": metadata.name,
+        "shared": metadata.shared,
+        "num_warps": metadata.num_warps,
+        "num_ctas": getattr(metadata, "num_ctas", 1),
+        # Before Triton 3.3 and 3.5 there was no such scratch, and no parameter for it.
+        "global_scratch": getattr(metadata, "global_scratch_size", 0) or 0,
+        "profile_scratch": getattr(metadata, "profile_scratch_size", 0) or 0,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def publish(data, path):
+    """Writes bytes under a temporary name, to the disk, and only then under `path`."""
+    with open(path + ".part", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def words(error):
+    """An exception's own text and those it was raised from, without tracebacks."""
+    texts = []
+    while error is not None:
+        text = ("%s: %s" % (type(error).__name__, error)).strip()
+        if text not in texts:
+            texts.append(text)
+        error = error.__cause__
+    return "\n".join(texts)
+
+
+def capture(log):
+    """The text that compilers wrote to stdout and stderr since the last call, and a fresh start."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log.seek(0)
+    text = log.read().decode("utf-8", "replace")
+    log.seek(0)
+    log.truncate()
+    return text
+
+
+def serve(requests, answers, folder):
+    """Answers each request line until the input ends."""
+    os.environ.update(FIXED_ENVIRONMENT)
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
+    sys.dont_write_bytecode = True
+    sources = Sources(os.path.join(folder, "sources"))
+    with tempfile.TemporaryFile(dir=folder) as log:
+        # Triton and its tools print: both streams go to the log, the answers to a private descriptor.
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        for line in requests:
+            request = json.loads(line)
+            try:
+                answer = {"ok": True, **compile_unit(request, sources)}
+            except Exception as error:
+                answer = {"ok": False, "kind": type(error).__name__, "error": words(error)}
+                printed = capture(log).strip()
+                if printed and not isinstance(error, (ImportError, TypeError)):
+                    answer["error"] += "\n" + printed[-4000:]
+            else:
+                capture(log)
+            shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
+            answers.write(json.dumps({"id": request["id"], **answer}) + "\n")
+            answers.flush()
+
+
+def main():
+    if sys.argv[1:] == ["--probe"]:
+        print(json.dumps(probe()))
+        return
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    folder = tempfile.mkdtemp(prefix="kvbuild-")
+    try:
+        serve(requests, answers, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
