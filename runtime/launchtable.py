@@ -170,6 +170,11 @@ class Variant:
     kernels: tuple[str, ...]
     scratch_per_output: int
 
+    @property
+    def name(self) -> str:
+        """Short form, such as c128-aligned-64; any stands for no limit of outputs."""
+        return f"c{self.ratio}-{self.layout}-{self.max_outputs or 'any'}"
+
     @classmethod
     def read(cls, node: Node) -> Variant:
         at = node.fields(field_names(cls))

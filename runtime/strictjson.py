@@ -118,6 +118,12 @@ class Node:
             self.fail(" or ".join(shown(choice) for choice in choices) or "a non-empty string")
         return self.value
 
+    def text(self) -> str:
+        """A string, which may be empty."""
+        if not isinstance(self.value, str):
+            self.fail("a string")
+        return self.value
+
     def matching(self, pattern: re.Pattern[str], wanted: str) -> str:
         """A string that the whole pattern matches."""
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):

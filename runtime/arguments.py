@@ -1,0 +1,106 @@
+"""Names the argument at fault when a call failed before the launcher could look at it.
+
+Runs after a failure only: a call that succeeds pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .launcher import device_error
+
+OPERANDS = (
+    "state_cache",
+    "token_to_req",
+    "positions",
+    "boundary_token_indices",
+    "block_table",
+    "rms_norm_weight",
+    "cos_sin_cache",
+    "kv_slot_mapping",
+    "kv_cache",
+)
+_INTEGERS = ("block_size", "compress_ratio")
+_WANTED = "a tensor (torch, numpy, or another that exports DLPack)"
+
+
+def explain(error: Exception, arguments: Sequence[object]) -> Exception:
+    """The error to raise for a failed call with these arguments, in the operator's order: a DeviceError, a
+    TypeError or ValueError naming the argument, or `error` itself where it already says what is wrong."""
+    refused = device_error(error)
+    if refused is not None:
+        return refused
+    for name, value in zip(OPERANDS, arguments, strict=False):
+        fault = _operand_fault(name, value)
+        if fault is not None:
+            return fault
+    for name, value in zip(_INTEGERS, arguments[len(OPERANDS) :], strict=False):
+        if not hasattr(type(value), "__index__"):
+            return TypeError(f"{name}: wanted an integer, found {_kind(value)}")
+    if len(arguments) > len(OPERANDS) + len(_INTEGERS):
+        eps = arguments[-1]
+        if not hasattr(type(eps), "__float__") and not hasattr(type(eps), "__index__"):
+            return TypeError(f"rms_norm_eps: wanted a number, found {_kind(eps)}")
+    return (
+        error if isinstance(error, (TypeError, ValueError, MemoryError)) else _export_fault(error, arguments)
+    )
+
+
+def new_zeros(kv_cache: Any) -> Any:
+    """A zeroed, contiguous tensor of kv_cache's shape, dtype and device. TypeError for what is no tensor."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(kv_cache, torch.Tensor):
+        return torch.zeros(kv_cache.shape, dtype=kv_cache.dtype, device=kv_cache.device)
+    if numpy is not None and isinstance(kv_cache, numpy.ndarray):
+        return numpy.zeros(kv_cache.shape, kv_cache.dtype)
+    raise TypeError(f"kv_cache: wanted a torch tensor or a numpy array, found {_kind(kv_cache)}")
+
+
+def _operand_fault(name: str, value: Any) -> Exception | None:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _torch_fault(name, value, torch)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if not value.flags.writeable:
+            # DLPack has no way to hand out a read-only array, so inputs need to be writable too.
+            return ValueError(f"{name}: wanted a writable array, found a read-only one; pass a copy of it")
+        if value.dtype.kind not in "iufb" or not value.dtype.isnative:
+            return TypeError(f"{name}: wanted numbers in native byte order, found dtype {value.dtype}")
+        return None
+    if hasattr(type(value), "__dlpack__") or hasattr(type(value), "__tvm_ffi_object__"):
+        return None
+    return TypeError(f"{name}: wanted {_WANTED}, found {_kind(value)}")
+
+
+def _torch_fault(name: str, value: Any, torch: Any) -> Exception | None:
+    if any(cls.__name__ == "FakeTensor" for cls in type(value).__mro__):
+        return ValueError(f"{name}: wanted a tensor with data, found a FakeTensor (a call being traced?)")
+    if value.is_meta:
+        return ValueError(f"{name}: wanted a tensor with data, found one on the meta device")
+    if value.layout != torch.strided:
+        return ValueError(f"{name}: wanted a strided tensor, found layout {value.layout}; call to_dense()")
+    if value.is_quantized:
+        return TypeError(f"{name}: wanted a plain dtype, found the quantized {value.dtype}")
+    return None
+
+
+def _export_fault(error: Exception, arguments: Sequence[object]) -> Exception:
+    import tvm_ffi
+
+    for name, value in zip(OPERANDS, arguments, strict=False):
+        try:
+            tvm_ffi.from_dlpack(value)
+        except Exception as refusal:
+            words = str(refusal).partition("\n")[0]
+            return ValueError(f"{name}: wanted a tensor that DLPack can export, found: {words}")
+    return error
+
+
+def _kind(value: object) -> str:
+    return (
+        "None"
+        if value is None
+        else f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+    )

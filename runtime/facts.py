@@ -1,0 +1,81 @@
+"""What selection needs to know about a host and one of its devices. Plain data, so that a choice can be
+explained for a host that is not this one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .strictjson import Node, field_names, parse
+
+_LIBC = re.compile(r"([0-9]{1,4}\.[0-9]{1,4})?")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One device of one host.
+
+    vendor, arch:   as in a target's name: nvidia and sm_90, amd and gfx942, cpu and x86_64.
+    name:           the device's name for people.
+    index:          its ordinal in this process; 0 for the cpu.
+    driver:         the driver's own integer (cuDriverGetVersion: 12080 is API 12.8); 0 where it has none.
+    driver_library: the library that was asked, empty where none was.
+    host:           the machine: x86_64 or aarch64.
+    libc:           glibc's version such as 2.36, empty where the host has another libc.
+    """
+
+    vendor: str
+    arch: str
+    name: str
+    index: int
+    driver: int
+    driver_library: str
+    host: str
+    libc: str
+
+    @classmethod
+    def from_json(cls, value: object) -> Facts:
+        """Reads parsed JSON strictly. ValueError names the field, what was wanted and what was found."""
+        at = Node(value, "").fields(field_names(cls))
+        return cls(
+            vendor=at["vendor"].string(),
+            arch=at["arch"].string(),
+            name=at["name"].string(),
+            index=at["index"].integer(),
+            driver=at["driver"].integer(),
+            driver_library=at["driver_library"].text(),
+            host=at["host"].string(),
+            libc=at["libc"].matching(_LIBC, "glibc's version such as 2.36, or an empty string"),
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Facts:
+        """Reads a JSON document; ValueError as `from_json`."""
+        return cls.from_json(parse(data))
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values, the inverse of `from_json`."""
+        return {name: getattr(self, name) for name in field_names(type(self))}
+
+    @property
+    def libc_version(self) -> tuple[int, int] | None:
+        """glibc's version as numbers, None where the host has another libc."""
+        if not self.libc:
+            return None
+        major, minor = self.libc.split(".")
+        return int(major), int(minor)
+
+    def __str__(self) -> str:
+        parts = [self.name] if self.name != self.arch else []
+        if self.driver:
+            parts.append(f"driver {driver_words(self.vendor, self.driver)}")
+        parts.append(f"host {self.host} with {'glibc ' + self.libc if self.libc else 'no glibc'}")
+        return f"{self.vendor}:{self.arch} ({', '.join(parts)})"
+
+
+def driver_words(vendor: str, version: int) -> str:
+    """A driver's integer in words: API 12.8 for NVIDIA's 12080, the number itself for others."""
+    if vendor == "nvidia":
+        return f"API {version // 1000}.{version % 1000 // 10}"
+    return str(version)

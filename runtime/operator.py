@@ -1,0 +1,246 @@
+"""The callable a serving process uses, and how it comes out of a bundle."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from .arguments import explain, new_zeros
+from .bundle import Bundle, open_bundle
+from .device import detect
+from .discover import bundle_path
+from .errors import BundleError, NoMatchingArtifact
+from .facts import Facts
+from .launcher import Launcher, load_launcher
+from .manifest import Target, Variant
+from .select import Choice, select
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    device: object = None,
+    *,
+    trusted_keys: Sequence[object] | None = None,
+    strict: bool = False,
+) -> Operator:
+    """Loads the operator for a device from a bundle. All loading happens here, none in the first call.
+
+    path:         the .kvb file; None for the one KVBUILD_BUNDLE names, else the installed bundle wheel's.
+    device:       None for this process's current device, 'cpu', 'cuda', 'cuda:1', a torch.device, or an
+                  accelerator's index.
+    trusted_keys: where given, only a bundle signed by one of them is accepted. Schema 1 carries no
+                  signatures, so every bundle of it is refused.
+    strict:       accept code built for exactly this arch only.
+
+    Raises BundleError (damaged, unsigned, of another schema, or not there), NoMatchingArtifact (its text is
+    each target and why not), DeviceError (no such device, or its driver refused), and TypeError or ValueError
+    for a wrong argument.
+    """
+    # Before the device: it brings in torch where torch is installed, and torch knows the current device.
+    import tvm_ffi  # noqa: F401
+
+    with open_bundle(bundle_path(path)) as bundle:
+        if trusted_keys is not None:
+            raise BundleError(
+                f"{bundle.path}: unsigned: wanted a signature by one of {len(trusted_keys)} trusted keys, "
+                "found none (this schema carries none); load it without trusted_keys if you trust its source"
+            )
+        facts = detect(device)
+        try:
+            choice = select(bundle.manifest, facts, strict)
+        except NoMatchingArtifact as error:
+            raise NoMatchingArtifact(f"{bundle.path}: {error}") from None
+        return _open(bundle, choice, facts)
+
+
+def _open(bundle: Bundle, choice: Choice, facts: Facts) -> Operator:
+    blobs = {kernel.blob: bundle.read(kernel.blob) for kernel in choice.target.kernels}
+    # Read here, not when the launcher is first loaded, so that a damaged one is refused every time.
+    content = bundle.read(choice.launcher)
+    try:
+        launcher = load_launcher(choice.launcher, content, facts.host)
+        launcher.open(facts.index, bundle.manifest_bytes, blobs)
+    except BundleError as error:
+        raise BundleError(f"{bundle.path}: {error}") from None
+    return Operator(launcher, choice.target, facts)
+
+
+class Operator:
+    """The KV-cache compressor on one device. Calls may come from any thread, on any stream, and under stream
+    capture; operands on another device are a ValueError.
+
+    `close` gives the device's memory back. An operator that is merely dropped does not, for a captured graph
+    may still hold its kernels; loading the same bundle again then costs no further memory.
+    """
+
+    def __init__(self, launcher: Launcher, target: Target, facts: Facts) -> None:
+        self._launcher = launcher
+        self._compress = launcher.compress
+        self._index = facts.index
+        self._closed = False
+        self._closing = threading.Lock()
+        self._target = target
+        self._facts = facts
+
+    def compress(
+        self,
+        state_cache: Any,
+        token_to_req: Any,
+        positions: Any,
+        boundary_token_indices: Any,
+        block_table: Any,
+        rms_norm_weight: Any,
+        cos_sin_cache: Any,
+        kv_slot_mapping: Any,
+        kv_cache: Any,
+        block_size: int,
+        compress_ratio: int,
+        rms_norm_eps: float = 1.0e-6,
+    ) -> Any:
+        """Compresses one window for each boundary into kv_cache, in place, on the current stream of torch.
+
+        state_cache:            [num_blocks, block_size, 1024] float32: 512 values, then 512 scores, a row
+        token_to_req:           [num_tokens] int32
+        positions:              [num_tokens] int64
+        boundary_token_indices: [num_outputs] int64; a negative entry is padding and is skipped
+        block_table:            [num_reqs, blocks_per_req] int32
+        rms_norm_weight:        [512] bfloat16 or float32
+        cos_sin_cache:          [max_pos, 64] float32: 32 cosines, then 32 sines
+        kv_slot_mapping:        [num_tokens] int64; an output whose slot is negative is skipped
+        kv_cache:               [kv_pages, page_stride >= 37376] uint8
+        block_size:             rows in a state page
+        compress_ratio:         rows in a window: 128, 256 or 512
+
+        Returns kv_cache; bytes that belong to no output keep their value. No gradient flows: a tensor that
+        requires one is read like any other. Raises TypeError or ValueError naming the argument, what was
+        wanted and what was found; DeviceError where the driver refused.
+        """
+        try:
+            if self._launcher.several:
+                self._check_device(kv_cache)
+            self._compress(
+                state_cache,
+                token_to_req,
+                positions,
+                boundary_token_indices,
+                block_table,
+                rms_norm_weight,
+                cos_sin_cache,
+                kv_slot_mapping,
+                kv_cache,
+                block_size,
+                compress_ratio,
+                rms_norm_eps,
+            )
+        except Exception as error:
+            arguments = (
+                state_cache, token_to_req, positions, boundary_token_indices, block_table, rms_norm_weight,
+                cos_sin_cache, kv_slot_mapping, kv_cache, block_size, compress_ratio, rms_norm_eps,
+            )  # fmt: skip
+            raise explain(error, arguments) from None
+        return kv_cache
+
+    def c128_256_512_compress(
+        self,
+        state_cache: Any,
+        token_to_req: Any,
+        positions: Any,
+        boundary_token_indices: Any,
+        block_table: Any,
+        rms_norm_weight: Any,
+        cos_sin_cache: Any,
+        kv_slot_mapping: Any,
+        kv_cache: Any,
+        block_size: int,
+        compress_ratio: int,
+        rms_norm_eps: float = 1.0e-6,
+    ) -> Any:
+        """Like `compress`, but into a new, zeroed, contiguous tensor of kv_cache's shape, which it returns;
+        kv_cache (a torch tensor or a numpy array) is read for its shape, dtype and device only."""
+        return self.compress(
+            state_cache,
+            token_to_req,
+            positions,
+            boundary_token_indices,
+            block_table,
+            rms_norm_weight,
+            cos_sin_cache,
+            kv_slot_mapping,
+            new_zeros(kv_cache),
+            block_size,
+            compress_ratio,
+            rms_norm_eps,
+        )
+
+    @property
+    def target(self) -> Target:
+        """The target of the bundle that was chosen."""
+        return self._target
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What a call may launch, in the order of preference; empty for the cpu."""
+        return self._target.variants
+
+    @property
+    def facts(self) -> Facts:
+        """The facts about host and device that the target was chosen by."""
+        return self._facts
+
+    @property
+    def device(self) -> str:
+        """The device it serves, as torch names it: cpu, cuda:0."""
+        return "cpu" if self._facts.vendor == "cpu" else f"cuda:{self._index}"
+
+    def counters(self) -> dict[str, Any]:
+        """What was done on this device through this bundle's code since it was opened, by all operators.
+
+        calls: calls that passed their checks; general_calls: those that took a general variant; launches: by
+        variant, such as c128-aligned-64 (any: with no limit of outputs).
+        """
+        if self._closed:
+            _refuse_closed()
+        calls, general, *launches = self._launcher.counters(self._index)
+        by_variant: dict[str, int] = {}
+        for variant, count in zip(self.variants, launches, strict=True):
+            by_variant[variant.name] = by_variant.get(variant.name, 0) + count
+        return {"calls": calls, "general_calls": general, "launches": by_variant}
+
+    def close(self) -> None:
+        """Ends the operator: its calls are over, and the last one of a device unloads its code, which no
+        captured graph may use any more. Waits for calls in flight in other threads; may be called twice."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._compress = _refuse_closed
+        self._launcher.close(self._index)
+
+    def __enter__(self) -> Operator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<kvbuild operator {self._target.name} on {self.device}{state}>"
+
+    def _check_device(self, kv_cache: Any) -> None:
+        """The launcher accepts any device it has open; this operator serves one of them."""
+        locate = getattr(kv_cache, "__dlpack_device__", None)
+        _, index = locate() if locate is not None else (0, self._index)
+        if index != self._index:
+            raise ValueError(
+                f"kv_cache: wanted a tensor on {self.device}, which this operator was loaded for, "
+                f"found one on device {index}; load another operator for that device"
+            )
+
+
+def _refuse_closed(*_: object) -> NoReturn:
+    raise ValueError("the operator is closed; load it again")

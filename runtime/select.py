@@ -1,0 +1,138 @@
+"""Which target of a bundle a device gets, and why the others were refused. Pure: a manifest and facts in, a
+decision out.
+
+A device decides its own vendor: no rule here ever offers the host's cpu target to a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import NoMatchingArtifact
+from .facts import Facts, driver_words
+from .manifest import Manifest, Target, host_parts
+
+_SM = re.compile(r"sm_([0-9]+)([0-9])")
+
+# From here on NVIDIA's code is specific to one arch; before it, a newer minor runs an older one's.
+_FIRST_EXACT_MAJOR = 9
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A target that would run; `host` names the launcher. A lower `distance` is a closer match, 0 exact."""
+
+    target: Target
+    host: str
+    distance: int
+
+    @property
+    def reason(self) -> str:
+        return "fits" if self.distance == 0 else f"fits, built for an arch {self.distance} minor below"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A target that would not run, and why: whole phrases, each with what is wanted and what is here."""
+
+    target: Target
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen target, the host whose launcher to load, and the verdict on every target in order."""
+
+    target: Target
+    host: str
+    trace: tuple[Accepted | Rejected, ...]
+
+    @property
+    def launcher(self) -> str:
+        """The launcher's blob."""
+        return self.target.launchers[self.host]
+
+
+def evaluate(manifest: Manifest, facts: Facts, strict: bool = False) -> list[Accepted | Rejected]:
+    """A verdict on each target, in the manifest's order. `strict` accepts an exact arch only."""
+    return [_verdict(target, facts, strict) for target in manifest.targets]
+
+
+def select(manifest: Manifest, facts: Facts, strict: bool = False) -> Choice:
+    """The closest target that fits. Raises NoMatchingArtifact, whose text is the trace."""
+    trace = evaluate(manifest, facts, strict)
+    fitting = [verdict for verdict in trace if isinstance(verdict, Accepted)]
+    if not fitting:
+        raise NoMatchingArtifact(
+            f"no target of this bundle fits {facts}:\n{describe(trace)}\n"
+            f"build one that does: kvbuild compile --target {facts.vendor}:{bare_arch(facts)}"
+        )
+    best = min(fitting, key=lambda verdict: verdict.distance)
+    return Choice(best.target, best.host, tuple(trace))
+
+
+def describe(trace: list[Accepted | Rejected]) -> str:
+    """The verdicts as lines of text."""
+    return "\n".join(f"  {verdict.target.name}: {verdict.reason}" for verdict in trace)
+
+
+def bare_arch(facts: Facts) -> str:
+    """The device's arch as a target names it: AMD's feature suffixes (:sramecc+:xnack-) are no part of it."""
+    return facts.arch.split(":")[0] if facts.vendor == "amd" else facts.arch
+
+
+def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
+    if target.vendor != facts.vendor:
+        return Rejected(target, f"its vendor is {target.vendor}, this device's is {facts.vendor}")
+    distance = _arch_distance(target, facts)
+    host = _launcher_host(target, facts)
+    refusals = []
+    if isinstance(distance, str):
+        refusals.append(distance)
+    elif strict and distance:
+        refusals.append(
+            f"strict selection wants the device's own arch {bare_arch(facts)}, it is for {target.arch}"
+        )
+    if host not in target.launchers:
+        refusals.append(host)
+    if target.min_driver > facts.driver:
+        needed = driver_words(target.vendor, target.min_driver)
+        present = driver_words(facts.vendor, facts.driver) if facts.driver else "none"
+        refusals.append(f"it needs driver {needed} or newer, this host has {present}")
+    if refusals or isinstance(distance, str):
+        return Rejected(target, "; ".join(refusals))
+    return Accepted(target, host, distance)
+
+
+def _arch_distance(target: Target, facts: Facts) -> int | str:
+    """0 for the same arch, more for one that the device also runs, else why it does not run."""
+    arch = bare_arch(facts)
+    if target.arch == arch:
+        return 0
+    built, here = _SM.fullmatch(target.arch), _SM.fullmatch(arch)
+    if target.vendor != "nvidia" or not built or not here:
+        return f"it is for {target.arch} and no other arch, this device is {arch}"
+    (major, minor), (own_major, own_minor) = ((int(match[1]), int(match[2])) for match in (built, here))
+    if major >= _FIRST_EXACT_MAJOR:
+        return f"its code for {target.arch} runs on {target.arch} alone, this device is {arch}"
+    if major != own_major or minor > own_minor:
+        lowest = f"compute capability {major}.{minor} to {major}.9"
+        return f"its code for {target.arch} runs on {lowest}, this device has {own_major}.{own_minor}"
+    return own_minor - minor
+
+
+def _launcher_host(target: Target, facts: Facts) -> str:
+    """The host whose launcher runs here (the newest glibc that will do), else why none does."""
+    fitting = []
+    refusals = []
+    for host in target.launchers:
+        machine, libc = host_parts(host)
+        if machine != facts.host:
+            refusals.append(f"its launcher for {host} does not run on this host's machine {facts.host}")
+        elif facts.libc_version is None or facts.libc_version < libc:
+            found = f"glibc {facts.libc}" if facts.libc else "no glibc"
+            refusals.append(f"its launcher for {host} needs glibc {libc[0]}.{libc[1]}, this host has {found}")
+        else:
+            fitting.append((libc, host))
+    return max(fitting)[1] if fitting else "; ".join(sorted(refusals))
