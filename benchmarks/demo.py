@@ -39,8 +39,8 @@ def main(path: str) -> int:
     theirs = inputs.fresh()
     reference_microseconds = timed(lambda: reference.compress(*theirs.call_args()), device)
 
-    print(f"\n{workload.num_outputs} outputs of {workload.compress_ratio} rows each, by {operator.target} "
-          f"on {device_text(device)}")  # fmt: skip
+    work = f"{workload.num_outputs} outputs of {workload.compress_ratio} rows each"
+    print(f"\n{work}, by {operator.target.name} on {device_text(device)}")
     head = ("bytes compared", "differing", "wrong", "time", "PyTorch reference", "ratio")
     row = (
         f"{found.bytes_compared:,}",

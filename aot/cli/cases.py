@@ -82,11 +82,6 @@ def cases(everything: bool) -> tuple[Case, ...]:
     return (*plain, *odd)
 
 
-def torch_device(operator: Any, asked: str | None) -> torch.device:
-    """The torch device that the operator was loaded for."""
-    return torch.device(asked or operator.device)
-
-
 def device_text(device: torch.device) -> str:
     """The device's name for people."""
     if device.type == "cpu":

@@ -31,14 +31,16 @@ def command(
     output.device_name(device)
     output.require("torch", "kvbuild check", TORCH_PIP)
 
+    import torch
+
     from ... import runtime
     from . import cases
 
     chosen = _choose(cases.cases(everything or bool(names)), names)
     operator = runtime.load(path, device=device)
-    where = cases.torch_device(operator, device)
+    where = torch.device(operator.device)
     if not as_json:
-        click.echo(f"{path}: {operator.target} on {cases.device_text(where)}")
+        click.echo(f"{path}: {operator.target.name} on {cases.device_text(where)}")
         click.echo(_line(_HEAD))
     results = []
     for case in chosen:
@@ -53,11 +55,12 @@ def command(
         output.emit_json(
             {
                 "bundle": str(path),
-                "target": operator.target,
+                "target": operator.target.name,
                 "device": str(where),
                 "seed": seed,
                 "cases": [result.to_json() for result in results],
                 **summary,
+                "counters": operator.counters(),
             }
         )
     else:
