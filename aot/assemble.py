@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from ..kernels.contract import SPECIALISED_BLOCK_SIZE
@@ -94,7 +94,7 @@ def _parameters(unit: Unit, data: bytes, entry: str) -> tuple[tuple[int, ...], i
 
 @dataclass(frozen=True)
 class Assembled:
-    """A target without launchers, None where too little of it was built; dropped: what is left out and why."""
+    """target: without launchers; None where too little was built. dropped: what is left out, and why."""
 
     target: Target | None
     dropped: tuple[str, ...]
@@ -115,7 +115,7 @@ def assemble(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assem
             )
             if variant.layout == "general":
                 dropped.append(
-                    f"{planned.name}: the whole target, for want of a general variant of ratio {variant.ratio}"
+                    f"{planned.name}: the whole target, for want of ratio {variant.ratio}'s general variant"
                 )
                 return Assembled(None, tuple(dropped))
             continue
@@ -162,7 +162,7 @@ def _kernel(planned: PlannedKernel, artifact: Artifact) -> Kernel:
         entry=artifact.entry,
         ratio=planned.ratio,
         layout=planned.layout,
-        tile=Tile(**planned.tile.to_json()),
+        tile=Tile(**asdict(planned.tile)),
         blob=artifact.blob,
         num_warps=artifact.num_warps,
         cluster=artifact.num_ctas,

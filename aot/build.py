@@ -80,7 +80,7 @@ def prepare(
 ) -> Plan:
     """The plan for targets as people write them (VENDOR or VENDOR:ARCH); reads sources, tables, versions.
 
-    Raises RequestError for an unknown target or a wrong tuning table, then ToolchainError for what is missing.
+    Raises RequestError for an unknown target or a wrong tuning table, then ToolchainError for what lacks.
     """
     wanted = wanted_targets(spec, names)
     tables = {

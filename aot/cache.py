@@ -97,7 +97,7 @@ class Cache:
             os.replace(temporary, path)
         except OSError as error:
             raise BuildError(
-                f"{path}: cannot be written: {error.strerror}; make room or set KVBUILD_CACHE to another folder"
+                f"{path}: cannot be written: {error.strerror}; make room or set KVBUILD_CACHE"
             ) from None
         finally:
             with contextlib.suppress(OSError):

@@ -98,12 +98,12 @@ class Value:
 def _construct(node: yaml.ScalarNode, at: Value) -> object:
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error)
         at.fail(f"cannot be read: {reason}")
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def parse(text: str, file: str) -> Value:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ class Pool:
         self._lock = threading.Lock()
         self._running: set[_Worker] = set()
 
-    def run(self, units: Sequence[Unit]) -> Iterator[Compiled | Failed]:
+    def run(self, units: Sequence[Unit]) -> Generator[Compiled | Failed, None, None]:
         """Yields each unit's outcome as it is finished. Leaving the iterator early kills the workers."""
         if not units:
             return

@@ -1,4 +1,4 @@
-"""build.yaml as typed, checked objects. Each error names the file, the line, the field and what was wanted."""
+"""build.yaml as typed, checked objects. Each error names file, line, field and what was wanted."""
 
 from __future__ import annotations
 

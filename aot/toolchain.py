@@ -73,7 +73,8 @@ def command_for(
     """
     variable = f"KVBUILD_TOOLCHAIN_{vendor.upper()}"
     if environ.get(variable):
-        words, origin = (environ[variable],), variable
+        words: tuple[str, ...] = (environ[variable],)
+        origin = variable
     elif vendor in toolchains:
         words, origin = toolchains[vendor], f"toolchains.{vendor}.python"
     else:

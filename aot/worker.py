@@ -3,44 +3,48 @@
 Self-contained: runs under Python 3.8 or newer with any Triton 3.x, as a script, with nothing of kvbuild
 importable. Its text is part of every unit's key.
 
-A request, one a line: {"id", "sources": {path: text}, "module": path, "function", "signature": [[name, type]],
-"constexprs": {name: value}, "divisible_by_16": [name], "target": [backend, arch, warp size], "options": {},
-"environment": {name: text}, "binary": stage, "triton": version, "output": file}. `{triton}` in an environment
-text stands for Triton's folder.
-An answer: {"id", "ok": true, "entry", "shared", "num_warps", "num_ctas", "global_scratch", "profile_scratch",
-"seconds"}, or {"id", "ok": false, "kind", "error"} with the compiler's words. An artifact appears under its
-name whole or not at all.
+A request, one a line: {"id", "sources": {path: text}, "module": path, "function",
+"signature": [[name, type]], "constexprs": {name: value}, "divisible_by_16": [name],
+"target": [backend, arch, warp size], "options": {}, "environment": {name: text}, "binary": stage,
+"triton": version, "output": file}. `{triton}` in an environment text stands for Triton's folder.
+An answer: {"id", "ok": true, "entry", "shared", "num_warps", "num_ctas", "global_scratch",
+"profile_scratch", "seconds"}, or {"id", "ok": false, "kind", "error"} with the compiler's words.
+An artifact appears under its name whole or not at all.
 
 `worker.py --probe` prints {"python", "triton", tool: version ...} and imports no Triton.
 """
 
+# ruff: noqa: UP006, UP035, UP045 - Python 3.8 runs this, and one statement must precede the imports
+
+import os
 import sys
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
     # A script's own folder comes first on the path; its neighbours must shadow no module of Triton's.
     del sys.path[0]
 
 import hashlib
 import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
+from typing import IO, Any, Dict, List, Optional
 
 PACKAGE = "kvbuild_unit"
+Request = Dict[str, Any]
 
 # Line info would carry this machine's paths into the binary.
 FIXED_ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 
-def probe():
+def probe() -> Dict[str, str]:
     """Versions of what compiles here, by tool name. Absent tools are absent."""
     from importlib import metadata
 
-    found = {"python": "%d.%d.%d" % sys.version_info[:3]}
+    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     try:
         triton = metadata.distribution("triton")
     except metadata.PackageNotFoundError:
@@ -48,11 +52,13 @@ def probe():
     found["triton"] = triton.version
     for tool in ("ptxas", "ptxas-blackwell"):
         path = str(triton.locate_file("triton/backends/nvidia/bin/" + tool))
-        if os.access(path, os.X_OK):
-            text = subprocess.run([path, "--version"], stdout=subprocess.PIPE, check=False).stdout.decode()
-            match = re.search(r"\bV(\d+(?:\.\d+)+)", text)
-            if match:
-                found[tool] = match.group(1)
+        try:
+            done = subprocess.run([path, "--version"], stdout=subprocess.PIPE, check=False)
+        except OSError:
+            continue
+        match = re.search(rb"\bV(\d+(?:\.\d+)+)", done.stdout)
+        if match:
+            found[tool] = match.group(1).decode()
     return found
 
 
@@ -62,11 +68,11 @@ class Sources:
     The name is fixed because it enters the names of device functions; the folder does not.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.current = None
+        self.current: Optional[str] = None
 
-    def load(self, sources, module):
+    def load(self, sources: Dict[str, str], module: str) -> Any:
         digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()
         root = os.path.join(self.folder, digest[:16])
         package = os.path.join(root, PACKAGE)
@@ -88,7 +94,7 @@ class Sources:
         return importlib.import_module(name)
 
 
-def ast_source(triton, function, request):
+def ast_source(triton: Any, function: Any, request: Request) -> Any:
     """Triton's ASTSource, whose arguments changed between 3.1, 3.2 and 3.3."""
     constexprs = request["constexprs"]
     aligned = [function.arg_names.index(name) for name in request["divisible_by_16"]]
@@ -112,7 +118,7 @@ def ast_source(triton, function, request):
     return compiler.ASTSource(fn=function, signature=signature, constants=positions, attrs=attrs)
 
 
-def compile_unit(request, sources):
+def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
     """Compiles one request, publishes the artifact and returns the metadata of the answer."""
     import triton
     import triton.compiler
@@ -120,8 +126,7 @@ def compile_unit(request, sources):
 
     if triton.__version__ != request["triton"]:
         raise RuntimeError(
-            "wanted triton %s as planned, found %s in %s"
-            % (request["triton"], triton.__version__, sys.executable)
+            f"wanted triton {request['triton']} as planned, found {triton.__version__} in {sys.executable}"
         )
     folder = os.path.dirname(os.path.abspath(triton.__file__))
     started = time.monotonic()
@@ -133,8 +138,8 @@ def compile_unit(request, sources):
         names = [name for name, _ in request["signature"]] + list(request["constexprs"])
         if list(function.arg_names) != names:
             raise TypeError(
-                "%s takes (%s), the plan gives (%s)"
-                % (request["function"], ", ".join(function.arg_names), ", ".join(names))
+                f"{function.__name__} takes ({', '.join(function.arg_names)}), "
+                f"the plan gives ({', '.join(names)})"
             )
         source = ast_source(triton, function, request)
         backend, arch, warp_size = request["target"]
@@ -161,7 +166,7 @@ def compile_unit(request, sources):
     }
 
 
-def publish(data, path):
+def publish(data: bytes, path: str) -> None:
     """Writes bytes under a temporary name, to the disk, and only then under `path`."""
     with open(path + ".part", "wb") as file:
         file.write(data)
@@ -170,18 +175,18 @@ def publish(data, path):
     os.replace(path + ".part", path)
 
 
-def words(error):
+def words(error: Optional[BaseException]) -> str:
     """An exception's own text and those it was raised from, without tracebacks."""
-    texts = []
+    texts: List[str] = []
     while error is not None:
-        text = ("%s: %s" % (type(error).__name__, error)).strip()
+        text = f"{type(error).__name__}: {error}".strip()
         if text not in texts:
             texts.append(text)
         error = error.__cause__
     return "\n".join(texts)
 
 
-def capture(log):
+def capture(log: IO[bytes]) -> str:
     """The text that compilers wrote to stdout and stderr since the last call, and a fresh start."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -192,7 +197,7 @@ def capture(log):
     return text
 
 
-def serve(requests, answers, folder):
+def serve(requests: IO[str], answers: IO[str], folder: str) -> None:
     """Answers each request line until the input ends."""
     os.environ.update(FIXED_ENVIRONMENT)
     os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
@@ -218,7 +223,7 @@ def serve(requests, answers, folder):
             answers.flush()
 
 
-def main():
+def main() -> None:
     if sys.argv[1:] == ["--probe"]:
         print(json.dumps(probe()))
         return

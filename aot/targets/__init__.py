@@ -71,7 +71,7 @@ class Vendor(Protocol):
         """Registers and spill bytes of the kernel, for the report. ValueError if it cannot be read."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def names() -> tuple[str, ...]:
     """Every vendor, in alphabetical order."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
