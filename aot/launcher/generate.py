@@ -72,6 +72,8 @@ def generate_table(target: Mapping[str, Any]) -> str:
     for variant in variants:
         _check_variant(target, variant, {kernel["name"]: kernel for kernel in kernels})
     ratios = sorted({variant["ratio"] for variant in variants}) if variants else list(COMPRESS_RATIOS)
+    if vendor.sources != VENDORS["cpu"].sources and not variants:
+        raise BuildError(f"{_name(target)}: wanted one variant or more to launch, found none")
     _check_last(target, variants)
     blobs = sorted({kernel["blob"] for kernel in kernels})
     digest = launch_table_digest(kernels, variants)

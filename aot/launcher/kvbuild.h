@@ -54,11 +54,12 @@ int kvb_compress(const DLTensor *state_cache, const DLTensor *token_to_req, cons
                  const DLTensor *kv_slot_mapping, const DLTensor *kv_cache, int64_t block_size,
                  int64_t compress_ratio, double rms_norm_eps, void *stream);
 
-/* Undoes one kvb_open. The last one waits for calls in flight on the host, then unloads. */
+/* Undoes one kvb_open. The last one waits for calls in flight on the host, then unloads the kernels: what
+ * they still do on a stream must be over by then, and graphs that captured them are dead. */
 int kvb_close(int device_id);
 
 /* Counters of an open device: calls that passed their checks, calls that took a general variant, then the
- * launches of each variant in the manifest's order. Writes at most `capacity` values; `count` receives how
+ * launches of each variant in the manifest's order. Writes at most `capacity` values; `count` (not NULL) receives how
  * many there are. */
 int kvb_counters(int device_id, int64_t *values, size_t capacity, size_t *count);
 

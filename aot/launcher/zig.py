@@ -94,7 +94,7 @@ def _flags(target_table: Mapping[str, Any]) -> tuple[str, ...]:
     own = ("-I.", "-Iinclude")
     if target_table["vendor"] != "cpu":
         return (*FLAGS, *own, "-O2")
-    return (*FLAGS, *own, "-O3", "-Icpu", *cpu.FLAGS)
+    return (*FLAGS, *own, "-Icpu", *cpu.FLAGS[target_table["arch"]])
 
 
 def _inputs(target_table: Mapping[str, Any], host: str) -> dict[str, bytes]:
@@ -116,10 +116,7 @@ def _inputs(target_table: Mapping[str, Any], host: str) -> dict[str, bytes]:
                 f"apache-tvm-ffi: wanted its C header {name}, found none ({error.strerror}). {_INSTALL}"
             ) from None
     if target_table["vendor"] == "cpu":
-        folder = Path(cpu.__file__).parent
-        for path in sorted([*map(Path, cpu.SOURCES), *folder.glob("*.h")]):
-            full = folder / path
-            files[f"cpu/{full.name}"] = full.read_bytes()
+        files |= {f"cpu/{name}": (cpu.FOLDER / name).read_bytes() for name in (*cpu.SOURCES, *cpu.HEADERS)}
     return files
 
 

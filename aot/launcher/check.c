@@ -1,0 +1,269 @@
+#include "check.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "error.h"
+#include "table.h"
+
+enum {
+  STATE_WIDTH = 1024,
+  HEAD_DIM = 512,
+  ROPE_DIM = 64,
+  SLOTS_PER_PAGE = 64,
+  PAGE_BYTES = 64 * 584,
+  MAX_RANK = 3
+};
+
+const char *const KVB_TENSOR_NAMES[KVB_NUM_TENSORS] = {
+    "state_cache",     "token_to_req",  "positions",       "boundary_token_indices", "block_table",
+    "rms_norm_weight", "cos_sin_cache", "kv_slot_mapping", "kv_cache"};
+
+typedef struct rule {
+  int rank;
+  uint8_t code, bits;
+  const char *dtype;
+} rule;
+
+static const rule RULES[KVB_NUM_TENSORS] = {
+    [KVB_STATE_CACHE] = {3, kDLFloat, 32, "float32"},
+    [KVB_TOKEN_TO_REQ] = {1, kDLInt, 32, "int32"},
+    [KVB_POSITIONS] = {1, kDLInt, 64, "int64"},
+    [KVB_BOUNDARY_TOKEN_INDICES] = {1, kDLInt, 64, "int64"},
+    [KVB_BLOCK_TABLE] = {2, kDLInt, 32, "int32"},
+    [KVB_RMS_NORM_WEIGHT] = {1, kDLBfloat, 16, "bfloat16 or float32"},
+    [KVB_COS_SIN_CACHE] = {2, kDLFloat, 32, "float32"},
+    [KVB_KV_SLOT_MAPPING] = {1, kDLInt, 64, "int64"},
+    [KVB_KV_CACHE] = {2, kDLUInt, 8, "uint8"},
+};
+
+/* A tensor that has passed its own checks. */
+typedef struct view {
+  char *data;
+  int64_t shape[MAX_RANK];
+  int64_t stride[MAX_RANK];
+} view;
+
+const char *kvb_device_text(DLDevice device, char *text, int size) {
+  const char *name = NULL;
+  bool numbered = true;
+  switch ((int)device.device_type) {
+    case kDLCPU: name = "cpu", numbered = false; break;
+    case kDLCUDA: name = "cuda"; break;
+    case kDLCUDAHost: name = "pinned host memory (CUDA)", numbered = false; break;
+    case kDLCUDAManaged: name = "managed memory (CUDA)", numbered = false; break;
+    case kDLROCM: name = "rocm"; break;
+    case kDLROCMHost: name = "pinned host memory (ROCm)", numbered = false; break;
+    default: break;
+  }
+  if (name == NULL)
+    snprintf(text, (size_t)size, "DLPack device %d:%d", (int)device.device_type, (int)device.device_id);
+  else if (numbered)
+    snprintf(text, (size_t)size, "%s:%d", name, (int)device.device_id);
+  else
+    snprintf(text, (size_t)size, "%s", name);
+  return text;
+}
+
+static const char *dtype_text(DLDataType dtype, char *text, int size) {
+  static const char *const NAMES[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  int count = (int)(sizeof NAMES / sizeof NAMES[0]);
+  int at = dtype.code < count
+               ? snprintf(text, (size_t)size, "%s%d", NAMES[dtype.code], (int)dtype.bits)
+               : snprintf(text, (size_t)size, "DLPack type %d of %d bits", (int)dtype.code, (int)dtype.bits);
+  if (dtype.lanes != 1 && at < size) snprintf(text + at, (size_t)(size - at), "x%d", (int)dtype.lanes);
+  return text;
+}
+
+static bool is_fp32(DLDataType dtype) { return dtype.code == kDLFloat && dtype.bits == 32 && dtype.lanes == 1; }
+
+static int check_kind(int which, const DLTensor *tensor, DLDevice device) {
+  const rule *wanted = &RULES[which];
+  const char *name = KVB_TENSOR_NAMES[which];
+  if (tensor->device.device_type != device.device_type || tensor->device.device_id != device.device_id) {
+    char here[64], there[64];
+    return kvb_fail(KVB_VALUE_ERROR,
+                    "%s: wanted a tensor on %s, the device that was opened and that state_cache lies on; found one "
+                    "on %s. Move it there",
+                    name, kvb_device_text(device, here, sizeof here),
+                    kvb_device_text(tensor->device, there, sizeof there));
+  }
+  bool right = tensor->dtype.code == wanted->code && tensor->dtype.bits == wanted->bits && tensor->dtype.lanes == 1;
+  if (!right && !(which == KVB_RMS_NORM_WEIGHT && is_fp32(tensor->dtype))) {
+    char found[64];
+    return kvb_fail(KVB_TYPE_ERROR, "%s: wanted dtype %s, found %s", name, wanted->dtype,
+                    dtype_text(tensor->dtype, found, sizeof found));
+  }
+  if (tensor->ndim != wanted->rank)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted %d dimension%s, found %d", name, wanted->rank,
+                    wanted->rank == 1 ? "" : "s", (int)tensor->ndim);
+  return KVB_OK;
+}
+
+/* Fills the view's shape and strides; what is left of the check is that every element has an address. */
+static int check_layout(int which, const DLTensor *tensor, view *out) {
+  const char *name = KVB_TENSOR_NAMES[which];
+  int rank = RULES[which].rank;
+  bool overflow = false;
+  int64_t elements = 1;
+  for (int i = 0; i < rank; ++i) {
+    out->shape[i] = tensor->shape[i];
+    if (out->shape[i] < 0)
+      return kvb_fail(KVB_VALUE_ERROR, "%s: wanted extents of 0 and more, found shape[%d] = %lld", name, i,
+                      (long long)out->shape[i]);
+  }
+  bool empty = false;
+  int64_t packed = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    empty |= out->shape[i] == 0;
+    out->stride[i] = tensor->strides != NULL ? tensor->strides[i] : packed;
+    overflow |= __builtin_mul_overflow(packed, out->shape[i] > 1 ? out->shape[i] : 1, &packed);
+  }
+  elements = packed;
+  int64_t last = 0; /* element offset of the last element */
+  for (int i = 0; i < rank; ++i) {
+    if (empty || out->shape[i] <= 1) {
+      out->stride[i] = 0;
+      continue;
+    }
+    if (out->stride[i] < 0)
+      return kvb_fail(KVB_VALUE_ERROR, "%s: wanted strides of 0 and more, found stride(%d) = %lld. Copy it first",
+                      name, i, (long long)out->stride[i]);
+    if (i == rank - 1 && out->stride[i] != 1)
+      return kvb_fail(KVB_VALUE_ERROR, "%s: wanted %s, found stride(%d) = %lld. Make it contiguous first", name,
+                      rank == 1 ? "a contiguous tensor" : "a last stride of 1", i, (long long)out->stride[i]);
+    int64_t span;
+    overflow |= __builtin_mul_overflow(out->shape[i] - 1, out->stride[i], &span);
+    overflow |= __builtin_add_overflow(last, span, &last);
+  }
+  int64_t bytes;
+  uintptr_t end;
+  uintptr_t begin = (uintptr_t)tensor->data;
+  int64_t item = tensor->dtype.bits / 8;
+  overflow |= __builtin_mul_overflow(elements, item, &elements);
+  overflow |= __builtin_add_overflow(last, 1, &last) || __builtin_mul_overflow(last, item, &bytes);
+  overflow |= __builtin_add_overflow(begin, tensor->byte_offset, &begin);
+  if (!overflow && !empty) overflow = __builtin_add_overflow(begin, (uintptr_t)bytes, &end);
+  if (overflow)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted extents that 64-bit addresses can reach, found a shape and strides "
+                                     "that pass them", name);
+  if (empty) {
+    out->data = (char *)begin;
+    return KVB_OK;
+  }
+  if (tensor->data == NULL)
+    return kvb_fail(KVB_VALUE_ERROR,
+                    "%s: wanted memory behind its elements, found a null data pointer (a meta or fake tensor has "
+                    "one). Pass a real tensor", name);
+  if (begin % (uintptr_t)item != 0)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted an address that is a multiple of its element's %d bytes, found %p",
+                    name, (int)item, (void *)begin);
+  out->data = (char *)begin;
+  return KVB_OK;
+}
+
+static int wrong_extent(int which, int dimension, const char *wanted, int64_t expected, int64_t found) {
+  return kvb_fail(KVB_VALUE_ERROR, "%s: wanted shape[%d] = %lld%s, found %lld", KVB_TENSOR_NAMES[which], dimension,
+                  (long long)expected, wanted, (long long)found);
+}
+
+static int check_state(const view *state, int64_t block_size) {
+  if (state->shape[2] != STATE_WIDTH)
+    return wrong_extent(KVB_STATE_CACHE, 2, " (512 values, 512 scores)", STATE_WIDTH, state->shape[2]);
+  if (block_size < 1)
+    return kvb_fail(KVB_VALUE_ERROR, "block_size: wanted 1 or more, found %lld", (long long)block_size);
+  if (state->shape[1] != block_size)
+    return kvb_fail(KVB_VALUE_ERROR, "block_size: wanted %lld, which is state_cache's shape[1]; found %lld",
+                    (long long)state->shape[1], (long long)block_size);
+  return KVB_OK;
+}
+
+static int check_kv_cache(const view *cache) {
+  const char *name = KVB_TENSOR_NAMES[KVB_KV_CACHE];
+  int64_t slots;
+  if (cache->shape[1] < PAGE_BYTES)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted shape[1] of at least %d bytes (64 slots of 584), found %lld", name,
+                    PAGE_BYTES, (long long)cache->shape[1]);
+  if (__builtin_mul_overflow(cache->shape[0], (int64_t)SLOTS_PER_PAGE, &slots))
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted fewer than 2^57 pages, found %lld", name, (long long)cache->shape[0]);
+  if (cache->shape[0] > 1 && cache->stride[0] < PAGE_BYTES)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted pages that do not overlap, stride(0) of at least %d; found %lld", name,
+                    PAGE_BYTES, (long long)cache->stride[0]);
+  if (cache->stride[0] % 2 != 0)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted an even stride(0), found %lld", name, (long long)cache->stride[0]);
+  if (cache->shape[0] > 0 && (uintptr_t)cache->data % 2 != 0)
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted an even base address, found %p", name, (void *)cache->data);
+  return KVB_OK;
+}
+
+static int check_ratio(int64_t ratio) {
+  for (size_t i = 0; i < KVB_TABLE.num_ratios; ++i)
+    if (KVB_TABLE.ratios[i] == ratio) return KVB_OK;
+  char list[256] = "";
+  int at = 0;
+  for (size_t i = 0; i < KVB_TABLE.num_ratios && at < (int)sizeof list; ++i)
+    at += snprintf(list + at, sizeof list - (size_t)at, "%s%lld", i == 0 ? "" : ", ", (long long)KVB_TABLE.ratios[i]);
+  return kvb_fail(KVB_VALUE_ERROR, "compress_ratio: wanted one that was compiled (%s), found %lld", list,
+                  (long long)ratio);
+}
+
+int kvb_check(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands) {
+  view views[KVB_NUM_TENSORS];
+  int code;
+  for (int i = 0; i < KVB_NUM_TENSORS; ++i) {
+    if (arguments->tensors[i] == NULL)
+      return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor, found NULL", KVB_TENSOR_NAMES[i]);
+    if ((code = check_kind(i, arguments->tensors[i], device)) != KVB_OK) return code;
+    if ((code = check_layout(i, arguments->tensors[i], &views[i])) != KVB_OK) return code;
+  }
+  const view *state = &views[KVB_STATE_CACHE], *table = &views[KVB_BLOCK_TABLE];
+  const view *cos_sin = &views[KVB_COS_SIN_CACHE], *cache = &views[KVB_KV_CACHE];
+  int64_t num_tokens = views[KVB_TOKEN_TO_REQ].shape[0];
+  if ((code = check_state(state, arguments->block_size)) != KVB_OK) return code;
+  static const int PER_TOKEN[] = {KVB_POSITIONS, KVB_KV_SLOT_MAPPING};
+  for (int i = 0; i < 2; ++i) {
+    int64_t found = views[PER_TOKEN[i]].shape[0];
+    if (found != num_tokens)
+      return wrong_extent(PER_TOKEN[i], 0, " (num_tokens, as token_to_req has)", num_tokens, found);
+  }
+  if (views[KVB_RMS_NORM_WEIGHT].shape[0] != HEAD_DIM)
+    return wrong_extent(KVB_RMS_NORM_WEIGHT, 0, "", HEAD_DIM, views[KVB_RMS_NORM_WEIGHT].shape[0]);
+  if (cos_sin->shape[1] != ROPE_DIM)
+    return wrong_extent(KVB_COS_SIN_CACHE, 1, " (32 cosines, 32 sines)", ROPE_DIM, cos_sin->shape[1]);
+  if ((code = check_kv_cache(cache)) != KVB_OK) return code;
+  if ((code = check_ratio(arguments->compress_ratio)) != KVB_OK) return code;
+  float eps = (float)arguments->rms_norm_eps;
+  if (!isfinite(arguments->rms_norm_eps) || !isfinite(eps) || arguments->rms_norm_eps < 0)
+    return kvb_fail(KVB_VALUE_ERROR, "rms_norm_eps: wanted a finite float32 of 0 or more, found %g",
+                    arguments->rms_norm_eps);
+
+  *operands = (kvb_operands){
+      .state_cache = (const float *)state->data,
+      .token_to_req = (const int32_t *)views[KVB_TOKEN_TO_REQ].data,
+      .positions = (const int64_t *)views[KVB_POSITIONS].data,
+      .boundary_token_indices = (const int64_t *)views[KVB_BOUNDARY_TOKEN_INDICES].data,
+      .block_table = (const int32_t *)table->data,
+      .rms_norm_weight = views[KVB_RMS_NORM_WEIGHT].data,
+      .cos_sin_cache = (const float *)cos_sin->data,
+      .kv_slot_mapping = (const int64_t *)views[KVB_KV_SLOT_MAPPING].data,
+      .kv_cache = (uint8_t *)cache->data,
+      .num_blocks = state->shape[0],
+      .state_page_stride = state->stride[0],
+      .state_row_stride = state->stride[1],
+      .block_size = arguments->block_size,
+      .num_tokens = num_tokens,
+      .num_outputs = views[KVB_BOUNDARY_TOKEN_INDICES].shape[0],
+      .num_reqs = table->shape[0],
+      .blocks_per_req = table->shape[1],
+      .block_table_stride = table->stride[0],
+      .max_pos = cos_sin->shape[0],
+      .cos_sin_stride = cos_sin->stride[0],
+      .kv_pages = cache->shape[0],
+      .kv_page_stride = cache->stride[0],
+      .weight_is_fp32 = is_fp32(arguments->tensors[KVB_RMS_NORM_WEIGHT]->dtype),
+      .compress_ratio = (int32_t)arguments->compress_ratio,
+      .rms_norm_eps = eps,
+  };
+  return KVB_OK;
+}

@@ -1,0 +1,118 @@
+/* One call: checks, the choice of a variant, its launches. */
+#include <dlpack/dlpack.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "check.h"
+#include "device.h"
+#include "error.h"
+#include "target.h"
+
+/* What the aligned kernels were compiled to rely on. */
+static bool is_aligned(const kvb_operands *operands) {
+  uint64_t bits = 0;
+  for (size_t i = 0; i < KVB_TABLE.num_aligned_fields; ++i) {
+    uint64_t value;
+    memcpy(&value, (const char *)operands + KVB_TABLE.aligned_fields[i], sizeof value);
+    bits |= value;
+  }
+  return operands->block_size == KVB_TABLE.aligned_block_size && !operands->weight_is_fp32 &&
+         (bits & KVB_TABLE.aligned_mask) == 0;
+}
+
+/* Every ratio's last variant takes any call, so one is always found for a ratio that passed its check. */
+static size_t choose(const kvb_operands *operands) {
+  bool aligned = is_aligned(operands);
+  size_t i = 0;
+  for (; i + 1 < KVB_TABLE.num_variants; ++i) {
+    const kvb_variant *variant = &KVB_TABLE.variants[i];
+    if (variant->ratio == operands->compress_ratio && (aligned || !variant->aligned) &&
+        operands->num_outputs <= variant->max_outputs)
+      break;
+  }
+  return i;
+}
+
+static int check_grid(const kvb_variant *variant, int64_t num_outputs) {
+  for (uint32_t i = 0; i < variant->num_kernels; ++i) {
+    const kvb_kernel *kernel = &KVB_TABLE.kernels[variant->kernels[i]];
+    int64_t most = kvb_driver_max_grid(kernel) / ((int64_t)kernel->per_output * kernel->cluster);
+    if (variant->scratch_per_output > 0 && most > INT64_MAX / variant->scratch_per_output)
+      most = INT64_MAX / variant->scratch_per_output;
+    if (num_outputs > most)
+      return kvb_fail(KVB_VALUE_ERROR,
+                      "boundary_token_indices: wanted at most %lld outputs, which is what one launch of %s can hold; "
+                      "found %lld. Split the call",
+                      (long long)most, kernel->name, (long long)num_outputs);
+  }
+  return KVB_OK;
+}
+
+static int launch_kernels(kvb_device *device, const kvb_variant *variant, kvb_operands *operands, void *stream) {
+  static void *const hidden = NULL;
+  void *parameters[KVB_MAX_PARAMETERS];
+  for (uint32_t i = 0; i < variant->num_kernels; ++i) {
+    const kvb_kernel *kernel = &KVB_TABLE.kernels[variant->kernels[i]];
+    uint32_t count = 0;
+    for (; count < kernel->num_arguments; ++count) parameters[count] = (char *)operands + kernel->arguments[count];
+    for (uint32_t j = 0; j < kernel->num_hidden; ++j) parameters[count++] = (void *)&hidden;
+    uint32_t grid_x = (uint32_t)(operands->num_outputs * kernel->per_output * kernel->cluster);
+    int code = kvb_driver_launch(kernel, device->functions[variant->kernels[i]], grid_x, stream, parameters);
+    if (code != KVB_OK) return code;
+  }
+  return KVB_OK;
+}
+
+/* Scratch is taken and given back in the stream's order: it is shared with no other stream, thread or
+ * captured graph. */
+static int launch_variant(kvb_device *device, const kvb_variant *variant, kvb_operands *operands, void *stream) {
+  if (variant->scratch_per_output == 0) return launch_kernels(device, variant, operands, stream);
+  size_t bytes = (size_t)(operands->num_outputs * variant->scratch_per_output);
+  int code = kvb_driver_alloc(&device->context, bytes, stream, &operands->scratch);
+  if (code != KVB_OK) return code;
+  code = launch_kernels(device, variant, operands, stream);
+  kvb_hold_error(code != KVB_OK);
+  int freed = kvb_driver_free(operands->scratch, stream);
+  kvb_hold_error(0);
+  return code != KVB_OK ? code : freed;
+}
+
+static int run(kvb_device *device, kvb_operands *operands, void *stream) {
+  atomic_fetch_add_explicit(&device->calls, 1, memory_order_relaxed);
+  if (operands->num_outputs == 0) return KVB_OK;
+  size_t chosen = choose(operands);
+  const kvb_variant *variant = &KVB_TABLE.variants[chosen];
+  kvb_scope scope;
+  int code = check_grid(variant, operands->num_outputs);
+  if (code == KVB_OK) code = kvb_driver_enter(&device->context, &scope);
+  if (code != KVB_OK) return code;
+  code = launch_variant(device, variant, operands, stream);
+  kvb_hold_error(code != KVB_OK);
+  int left = kvb_driver_leave(&scope);
+  kvb_hold_error(0);
+  if (code == KVB_OK) code = left;
+  if (code == KVB_OK) {
+    atomic_fetch_add_explicit(&device->launches[chosen], 1, memory_order_relaxed);
+    if (!variant->aligned) atomic_fetch_add_explicit(&device->general_calls, 1, memory_order_relaxed);
+  }
+  return code;
+}
+
+int kvb_target_compress(const kvb_arguments *arguments, void *stream) {
+  const DLTensor *first = arguments->tensors[KVB_STATE_CACHE];
+  if (first == NULL) return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor, found NULL", KVB_TENSOR_NAMES[0]);
+  DLDevice place = first->device;
+  if ((int)place.device_type != KVB_TABLE.device_type) {
+    char there[64];
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
+                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
+  }
+  kvb_device *device;
+  int code = kvb_device_borrow(place.device_id, "compress", KVB_TENSOR_NAMES[KVB_STATE_CACHE], &device);
+  if (code != KVB_OK) return code;
+  kvb_operands operands;
+  code = kvb_check(arguments, place, &operands);
+  if (code == KVB_OK) code = run(device, &operands, stream);
+  kvb_device_return(place.device_id);
+  return code;
+}
