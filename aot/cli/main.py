@@ -101,13 +101,6 @@ def _report(error: BaseException, as_json: bool) -> int:
     return code
 
 
-def _silence_stdout() -> None:
-    """Keeps the interpreter's last flush from failing once more on a closed pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -116,13 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.pop("FORCE_COLOR", None)
     try:
         result = cli.main(args=arguments, prog_name="kvbuild", standalone_mode=False)
-        sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         click.echo("kvbuild: interrupted; nothing half-written was left", err=True)
         return 130
-    except BrokenPipeError:
-        _silence_stdout()
-        return 1
     except _NO_ARGUMENTS as error:
         click.echo(error.format_message(), err=True)
         return output.EXIT_REQUEST
