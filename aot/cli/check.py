@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import RequestError
 from . import output
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _choose(known: tuple[Case, ...], names: Iterable[str]) -> tuple[Case, ...]:
     by_name = {case.name: case for case in known}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise output.RequestError(
+        raise RequestError(
             f"--workload {unknown[0]}: wanted one of {', '.join(by_name)}; found no case of that name"
         )
     return tuple(by_name[name] for name in names) or known

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import RequestError
 from . import output
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ def command(file: str, facts_file: str | None, device: str | None, strict: bool,
     facts = _facts_of_file(facts_file) if facts_file is not None else _facts_here(device)
     with open_bundle(path) as bundle:
         trace = select.evaluate(bundle.manifest, facts, strict)
+        chosen: str | None = None
+        launcher: str | None = None
+        refusal: str | None = None
         try:
             choice = select.select(bundle.manifest, facts, strict)
             chosen, launcher = choice.target.name, choice.host
-            refusal = None
         except NoMatchingArtifact as error:
-            chosen = launcher = None
             refusal = str(error)
     if as_json:
         output.emit_json(
@@ -71,9 +73,9 @@ def _facts_of_file(name: str) -> Facts:
             value = value["facts"]
         return Facts.from_json(value)
     except json.JSONDecodeError as error:
-        raise output.RequestError(f"--facts {name}: wanted JSON, found: {error}") from None
+        raise RequestError(f"--facts {name}: wanted JSON, found: {error}") from None
     except ValueError as error:
-        raise output.RequestError(f"--facts {name}: {error}") from None
+        raise RequestError(f"--facts {name}: {error}") from None
 
 
 def _facts_here(device: str | None) -> Facts:

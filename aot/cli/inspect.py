@@ -92,7 +92,7 @@ def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Re
             )
             for variant in target.variants
         ]
-        right = ("ratio", "outputs up to", "scratch an output")
+        right: tuple[str, ...] = ("ratio", "outputs up to", "scratch an output")
         yield from _indented(output.table(head, rows, right=right))
     if target.kernels:
         kernel_rows = [_kernel_row(kernel, sizes, used) for kernel in target.kernels]

@@ -48,8 +48,8 @@ def exit_code(error: BaseException) -> int:
 
 def message_of(error: BaseException) -> str:
     """The text of a known error; an OSError says which path."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'output'}: {error.strerror}"
     return str(error)
 
 
