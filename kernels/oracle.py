@@ -67,7 +67,8 @@ class Expectation:
 
     @property
     def num_outputs(self) -> int:
-        return self.written.shape[0]
+        """N, padding included."""
+        return int(self.written.shape[0])
 
     def to(self, device: torch.device | str) -> Expectation:
         """The same on another device."""
