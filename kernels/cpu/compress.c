@@ -17,6 +17,9 @@ enum {
   MAX_DIM_GROUPS = 4,
   /* Window rows from which a caller waits for a busy pool and does not go on alone. */
   WAIT_ROWS = 2048,
+  /* Up to this many outputs, those to be skipped are sorted out first: a decode step is mostly
+   * padding, and its few real outputs are what has to be divided among the threads. */
+  MAX_SORTED = 256,
 };
 
 /* One output that is computed in parts. */
@@ -30,10 +33,12 @@ typedef struct compress_job {
   kvb_job base;
   const kvb_operands *ops;
   const kvb_level *level;
+  const kvb_window *windows; /* of all outputs; NULL: not resolved yet */
+  int64_t outputs;
   kvb_split *splits;
-  int64_t whole;      /* outputs 0..whole-1 are one ticket each */
+  int64_t whole;  /* outputs 0..whole-1 are one ticket each */
+  int dim_groups; /* each output after them has KVB_WINDOW_PARTS * dim_groups tickets */
   int64_t tickets;
-  int dim_groups;     /* a split output has KVB_WINDOW_PARTS * dim_groups tickets */
   atomic_llong next;
 } compress_job;
 
@@ -57,6 +62,12 @@ static float_mode standard_float_mode(void) {
 static void restore_float_mode(float_mode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
 #endif
 
+static int window_at(const compress_job *job, int64_t output, kvb_window *window) {
+  if (job->windows == NULL) return kvb_window_resolve(job->ops, output, window);
+  *window = job->windows[output];
+  return 1;
+}
+
 static void finish_output(const compress_job *job, const kvb_window *window, const kvb_part *parts) {
   float compressed[KVB_HEAD_DIM] __attribute__((aligned(64)));
   job->level->merge(parts, compressed);
@@ -69,7 +80,7 @@ static void compress_whole(const compress_job *job, int64_t output) {
   kvb_part parts[KVB_WINDOW_PARTS] __attribute__((aligned(64)));
   const float *rows[KVB_MAX_WINDOW + KVB_LEAF_ROWS];
   kvb_window window;
-  if (!kvb_window_resolve(ops, output, &window)) return;
+  if (!window_at(job, output, &window)) return;
   if (kvb_window_rows(ops, &window, 0, ratio, rows) == 0) return;
   for (int i = 0; i < KVB_LEAF_ROWS; ++i) rows[ratio + i] = rows[i];
   for (int k = 0; k < KVB_WINDOW_PARTS; ++k)
@@ -86,7 +97,7 @@ static void compress_task(compress_job *job, int64_t ticket) {
   kvb_split *split = &job->splits[index];
   const float *rows[KVB_MAX_WINDOW / KVB_WINDOW_PARTS + KVB_LEAF_ROWS];
   kvb_window window;
-  if (!kvb_window_resolve(ops, job->whole + index, &window)) return;
+  if (!window_at(job, job->whole + index, &window)) return;
   const int live = kvb_window_rows(ops, &window, k * part_rows, part_rows, rows);
   for (int i = 0; i < KVB_LEAF_ROWS; ++i) rows[part_rows + i] = rows[i];
   job->level->fold(rows, part_rows, begin, begin + dims, &split->parts[k]);
@@ -115,13 +126,11 @@ static int remains(kvb_job *base) {
   return atomic_load_explicit(&job->next, memory_order_relaxed) < job->tickets;
 }
 
-static int max_split(int threads) { return threads < MAX_SPLIT ? threads : MAX_SPLIT; }
-
 /* Divides the job for `threads` threads. */
 static void divide(compress_job *job, int threads) {
-  const int64_t outputs = job->ops->num_outputs;
-  const int most = max_split(threads), part_rows = job->ops->compress_ratio / KVB_WINDOW_PARTS;
-  const int splits = outputs < most ? (int)outputs : most;
+  const int most = threads < MAX_SPLIT ? threads : MAX_SPLIT;
+  const int splits = job->outputs < most ? (int)job->outputs : most;
+  const int part_rows = job->ops->compress_ratio / KVB_WINDOW_PARTS;
   while (job->dim_groups < MAX_DIM_GROUPS && splits * KVB_WINDOW_PARTS * job->dim_groups < threads &&
          part_rows / (2 * job->dim_groups) >= MIN_TASK_ROWS)
     job->dim_groups *= 2;
@@ -130,24 +139,32 @@ static void divide(compress_job *job, int threads) {
     atomic_init(&job->splits[i].remaining, tasks);
     atomic_init(&job->splits[i].live, 0);
   }
-  job->whole = outputs - splits;
+  job->whole = job->outputs - splits;
   job->tickets = job->whole + (int64_t)splits * tasks;
 }
 
 static void run(compress_job *job, int threads) {
-  const int64_t outputs = job->ops->num_outputs;
-  kvb_pool *pool = threads > 1 ? kvb_pool_acquire(threads, sizeof(kvb_split) * max_split(threads)) : NULL;
-  const int wait = outputs >= WAIT_ROWS / job->ops->compress_ratio;
+  kvb_pool *pool = threads > 1 ? kvb_pool_acquire(sizeof(kvb_split) * MAX_SPLIT) : NULL;
+  const int wait = job->outputs >= WAIT_ROWS / job->ops->compress_ratio;
   if (pool != NULL && kvb_pool_enter(pool, wait)) {
     job->splits = kvb_pool_scratch(pool);
     divide(job, threads);
-    kvb_pool_run(pool, &job->base);
+    kvb_pool_run(pool, &job->base, (int)(threads < job->tickets ? threads : job->tickets) - 1);
     kvb_pool_leave(pool);
   } else {
-    job->whole = job->tickets = outputs;
+    job->whole = job->tickets = job->outputs;
     work(&job->base);
   }
-  if (pool != NULL) kvb_pool_release(pool);
+  if (pool != NULL) kvb_pool_release();
+}
+
+static void run_sorted(compress_job *job, int threads) {
+  kvb_window windows[MAX_SORTED];
+  int64_t kept = 0;
+  for (int64_t i = 0; i < job->outputs; ++i) kept += kvb_window_resolve(job->ops, i, &windows[kept]);
+  job->windows = windows;
+  job->outputs = kept;
+  if (kept > 0) run(job, threads);
 }
 
 int kvb_cpu_compress(const kvb_operands *ops, char *error, size_t error_len) {
@@ -162,8 +179,14 @@ int kvb_cpu_compress(const kvb_operands *ops, char *error, size_t error_len) {
     return -1;
   }
   if (kvb_settings_read(&settings, error, error_len) != 0) return -1;
-  if (ops->num_outputs <= 0) return 0;
-  compress_job job = {.base = {work, remains}, .ops = ops, .level = settings.level, .dim_groups = 1};
-  run(&job, settings.threads);
+  compress_job job = {.base = {work, remains},
+                      .ops = ops,
+                      .level = settings.level,
+                      .outputs = ops->num_outputs,
+                      .dim_groups = 1};
+  if (job.outputs <= MAX_SORTED)
+    run_sorted(&job, settings.threads);
+  else
+    run(&job, settings.threads);
   return 0;
 }

@@ -16,15 +16,16 @@ enum { WORKER_STACK = 512 * 1024, SPIN_ROUNDS = 400 };
 
 struct kvb_pool {
   pid_t process;
-  int workers;
-  pthread_t *threads;
   void *scratch;
-  pthread_mutex_t callers; /* held by whoever has entered */
+  pthread_mutex_t callers; /* held by whoever has entered; guards the next two */
+  pthread_t *threads;
+  int workers;
   pthread_mutex_t lock;    /* of the fields below; the atomic ones may be read without it */
   pthread_cond_t wake;
   pthread_cond_t done;
   atomic_uint generation;
   atomic_int active;
+  int helpers; /* that may still join the job */
   int sleeping;
   int stop;
   kvb_job *job; /* NULL: closed */
@@ -63,12 +64,8 @@ static void relax(void) {
 #endif
 }
 
-/* Waking one worker costs a system call; each worker that comes wakes the next if there is still
- * something to do, so that no caller pays for all of them. Needs the lock. */
-static void wake_one(kvb_pool *pool) {
-  if (pool->sleeping > 0) pthread_cond_signal(&pool->wake);
-}
-
+/* Waking a worker costs a system call. Each worker that comes wakes the next if there is still
+ * something to take, so that no caller pays for all of them. */
 static void *worker_main(void *argument) {
   kvb_pool *pool = argument;
   unsigned seen = 0;
@@ -85,10 +82,12 @@ static void *worker_main(void *argument) {
     if (pool->stop) break;
     seen = pool->generation;
     kvb_job *job = pool->job;
-    if (job != NULL) {
+    if (job != NULL && pool->helpers > 0) {
       ++pool->active;
-      if (job->remains(job)) wake_one(pool);
+      --pool->helpers;
+      const int more = pool->helpers > 0 && pool->sleeping > 0 && job->remains(job);
       pthread_mutex_unlock(&pool->lock);
+      if (more) pthread_cond_signal(&pool->wake);
       job->work(job);
       pthread_mutex_lock(&pool->lock);
       if (--pool->active == 0) pthread_cond_signal(&pool->done);
@@ -101,6 +100,10 @@ static void *worker_main(void *argument) {
 
 static void start_workers(kvb_pool *pool, int wanted) {
   pthread_attr_t attributes;
+  if (pool->workers >= wanted) return;
+  pthread_t *threads = realloc(pool->threads, (size_t)wanted * sizeof *threads);
+  if (threads == NULL) return;
+  pool->threads = threads;
   if (pthread_attr_init(&attributes) != 0) return;
   pthread_attr_setstacksize(&attributes, WORKER_STACK);
   /* A caller may be pinned to one processor; the workers may use all that the process may. */
@@ -136,14 +139,12 @@ static void stop_workers(kvb_pool *pool) {
   pool->workers = 0;
 }
 
-static kvb_pool *make_pool(int threads, size_t scratch_size, pid_t process) {
+static kvb_pool *make_pool(size_t scratch_size, pid_t process) {
   kvb_pool *pool = calloc(1, sizeof *pool);
   if (pool == NULL) return NULL;
   pool->process = process;
-  pool->threads = calloc((size_t)threads, sizeof *pool->threads);
-  if (posix_memalign(&pool->scratch, 64, scratch_size) != 0) pool->scratch = NULL;
-  if (pool->threads == NULL || pool->scratch == NULL) {
-    free_pool(pool);
+  if (posix_memalign(&pool->scratch, 64, scratch_size) != 0) {
+    free(pool);
     return NULL;
   }
   pthread_mutex_init(&pool->callers, NULL);
@@ -153,30 +154,26 @@ static kvb_pool *make_pool(int threads, size_t scratch_size, pid_t process) {
   return pool;
 }
 
-kvb_pool *kvb_pool_acquire(int threads, size_t scratch_size) {
+kvb_pool *kvb_pool_acquire(size_t scratch_size) {
   const pid_t process = getpid();
   atomic_fetch_add(&users, 1);
   kvb_pool *pool = atomic_load(&current);
-  if (pool != NULL && pool->process == process && !atomic_load(&unloaded)) return pool;
-  /* Threads do not survive a fork, and a lock may have been held during it: the child starts
-   * from nothing and leaves its parent's pool untouched. */
-  kvb_pool *made = atomic_load(&unloaded) ? NULL : make_pool(threads, scratch_size, process);
-  if (made == NULL) {
-    atomic_fetch_sub(&users, 1);
-    return NULL;
+  if (!atomic_load(&unloaded)) {
+    if (pool != NULL && pool->process == process) return pool;
+    /* Threads do not survive a fork, and a lock may have been held during it: the child starts
+     * from nothing and leaves its parent's pool untouched. */
+    kvb_pool *made = make_pool(scratch_size, process);
+    if (made != NULL) {
+      if (atomic_compare_exchange_strong(&current, &pool, made)) return made;
+      free_pool(made);
+      return pool;
+    }
   }
-  if (!atomic_compare_exchange_strong(&current, &pool, made)) {
-    free_pool(made);
-    return pool;
-  }
-  start_workers(made, threads - 1);
-  return made;
+  atomic_fetch_sub(&users, 1);
+  return NULL;
 }
 
-void kvb_pool_release(kvb_pool *pool) {
-  (void)pool;
-  atomic_fetch_sub(&users, 1);
-}
+void kvb_pool_release(void) { atomic_fetch_sub(&users, 1); }
 
 int kvb_pool_enter(kvb_pool *pool, int wait) {
   return (wait ? pthread_mutex_lock(&pool->callers) : pthread_mutex_trylock(&pool->callers)) == 0;
@@ -186,12 +183,15 @@ void kvb_pool_leave(kvb_pool *pool) { pthread_mutex_unlock(&pool->callers); }
 
 void *kvb_pool_scratch(kvb_pool *pool) { return pool->scratch; }
 
-void kvb_pool_run(kvb_pool *pool, kvb_job *job) {
+void kvb_pool_run(kvb_pool *pool, kvb_job *job, int helpers) {
+  start_workers(pool, helpers);
   pthread_mutex_lock(&pool->lock);
   pool->job = job;
+  pool->helpers = helpers;
   atomic_fetch_add(&pool->generation, 1);
-  wake_one(pool);
+  const int wake = helpers > 0 && pool->sleeping > 0;
   pthread_mutex_unlock(&pool->lock);
+  if (wake) pthread_cond_signal(&pool->wake);
 
   job->work(job);
 

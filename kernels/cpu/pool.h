@@ -18,12 +18,11 @@ typedef struct kvb_job {
 
 typedef struct kvb_pool kvb_pool;
 
-/* This process's pool, made at the first call with `threads - 1` workers (fewer, if the system
- * refuses more) and `scratch_size` bytes of scratch; a child of fork gets its own. NULL where there
- * is none to be had: the caller then does the work alone. Pair each call that returned a pool with
- * kvb_pool_release. */
-kvb_pool *kvb_pool_acquire(int threads, size_t scratch_size);
-void kvb_pool_release(kvb_pool *pool);
+/* This process's pool, with `scratch_size` bytes of scratch; made at the first call, and anew in a
+ * child of fork. NULL where there is none to be had: the caller then does the work alone. Pair each
+ * call that returned a pool with kvb_pool_release. */
+kvb_pool *kvb_pool_acquire(size_t scratch_size);
+void kvb_pool_release(void);
 
 /* Takes the pool for this caller. 0: another caller has it, and `wait` is 0. */
 int kvb_pool_enter(kvb_pool *pool, int wait);
@@ -32,8 +31,9 @@ void kvb_pool_leave(kvb_pool *pool);
 /* The memory that whoever has entered the pool may use; aligned to 64 bytes. */
 void *kvb_pool_scratch(kvb_pool *pool);
 
-/* Runs the job on this thread and the workers; returns when nothing of it runs any more. */
-void kvb_pool_run(kvb_pool *pool, kvb_job *job);
+/* Runs the job on this thread and at most `helpers` workers (fewer, if the system refuses threads);
+ * returns when nothing of it runs any more. Only for whoever has entered the pool. */
+void kvb_pool_run(kvb_pool *pool, kvb_job *job, int helpers);
 
 #pragma GCC visibility pop
 

@@ -1,6 +1,7 @@
 /* What this processor can do and what the environment asks for. */
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ enum { STATES_AVX = 0x6, STATES_AVX512 = 0xe6 };
 
 /* The number of levels, counted from the lowest, that this processor runs. The compiler's own
  * __builtin_cpu_supports is not used: it needs an initialiser that some toolchains leave empty. */
-static int supported_levels(void) {
+static int detect_levels(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX)) return 1;
   const uint64_t states = enabled_states();
@@ -35,11 +36,22 @@ static int supported_levels(void) {
 static const kvb_level *const levels[] = {&kvb_level_baseline, &kvb_level_avx2, &kvb_level_avx512};
 #define LEVEL_NAMES "baseline, avx2 or avx512"
 #else
-static int supported_levels(void) { return 1; }
+static int detect_levels(void) { return 1; }
 
 static const kvb_level *const levels[] = {&kvb_level_baseline};
 #define LEVEL_NAMES "baseline"
 #endif
+
+/* Remembered: under a hypervisor, each cpuid instruction takes more than 10 microseconds. */
+static int supported_levels(void) {
+  static atomic_int remembered;
+  int count = atomic_load_explicit(&remembered, memory_order_relaxed);
+  if (count == 0) {
+    count = detect_levels();
+    atomic_store_explicit(&remembered, count, memory_order_relaxed);
+  }
+  return count;
+}
 
 enum { NUM_LEVELS = sizeof levels / sizeof levels[0] };
 
