@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import struct
 import tempfile
@@ -24,6 +25,7 @@ _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _loaded: dict[str, Launcher] = {}
 _lock = threading.Lock()
+_spellings = itertools.count()
 
 
 class Launcher:
@@ -132,7 +134,7 @@ def _memory_file(content: bytes) -> Iterator[str]:
             file.write(content)
         seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
-        yield f"/proc/self/fd/{'./' * len(_loaded)}{handle}"
+        yield f"/proc/self/fd/{'./' * next(_spellings)}{handle}"
     finally:
         os.close(handle)
 

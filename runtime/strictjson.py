@@ -10,6 +10,8 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # Far above what any field needs, and within what every consumer holds in a signed 64-bit integer.
@@ -30,7 +32,10 @@ def canonical(value: object) -> bytes:
 def parse(data: bytes) -> Any:
     """Parses UTF-8 JSON; refuses repeated keys, NaN and infinities. Raises JsonError."""
     try:
-        return json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        if _SURROGATE.search(data):
+            canonical(value)  # an escaped half of a pair is no text: it has no UTF-8
+        return value
     except JsonError:
         raise
     except RecursionError:

@@ -1,0 +1,57 @@
+"""Facts as JSON: what `explain --facts` reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvbuild.runtime.facts import Facts, driver_words
+
+H200 = Facts("nvidia", "sm_90", "NVIDIA H200", 0, 12080, "libcuda.so.1", "x86_64", "2.36")
+
+
+def test_facts_survive_both_ways() -> None:
+    assert Facts.from_json(H200.to_json()) == H200
+    assert Facts.from_bytes(json.dumps(H200.to_json()).encode()) == H200
+    bare = Facts("cpu", "aarch64", "aarch64", 0, 0, "", "aarch64", "")
+    assert Facts.from_json(bare.to_json()) == bare
+    assert bare.libc_version is None and H200.libc_version == (2, 36)
+
+
+@pytest.mark.parametrize("name", sorted(H200.to_json()))
+def test_every_field_is_required_and_typed(name: str) -> None:
+    value: dict[str, Any] = H200.to_json()
+    with pytest.raises(ValueError, match=f"^{name}: wanted"):
+        Facts.from_json({**value, name: None})
+    del value[name]
+    with pytest.raises(ValueError, match=f"^{name}: wanted a value, found no such field"):
+        Facts.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"color": 1}, "color: wanted no field but"),
+        ({"libc": "two"}, "libc: wanted glibc's version such as 2.36"),
+        ({"driver": -1}, "driver: wanted an integer >= 0, found -1"),
+        ({"index": True}, "index: wanted an integer >= 0, found true"),
+        ({"arch": ""}, "arch: wanted a non-empty string"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Facts.from_json({**H200.to_json(), **changes})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{}"])
+def test_other_documents_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        Facts.from_bytes(data)
+
+
+def test_they_read_as_a_sentence() -> None:
+    assert str(H200) == "nvidia:sm_90 (NVIDIA H200, driver API 12.8, host x86_64 with glibc 2.36)"
+    assert driver_words("nvidia", 13000) == "API 13.0"
+    assert driver_words("amd", 60402) == "60402"
