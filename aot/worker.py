@@ -105,17 +105,14 @@ def ast_source(triton: Any, function: Any, request: Request) -> Any:
         signature = {name: runtime.get(name, "constexpr") for name in function.arg_names}
         attrs = {(index,): [["tt.divisibility", 16]] for index in aligned}
         return compiler.ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attrs)
-    from triton.backends.compiler import AttrsDescriptor
-
     if version >= (3, 2):
-        attrs = AttrsDescriptor.from_dict(
-            {"arg_properties": {"tt.divisibility": aligned, "tt.equal_to": []}, "cls": "AttrsDescriptor"}
-        )
-        return compiler.ASTSource(fn=function, signature=runtime, constants=constexprs, attrs=attrs)
-    attrs = AttrsDescriptor(divisible_by_16=tuple(aligned), equal_to_1=())
-    positions = {function.arg_names.index(name): value for name, value in constexprs.items()}
-    signature = {function.arg_names.index(name): kind for name, kind in runtime.items()}
-    return compiler.ASTSource(fn=function, signature=signature, constants=positions, attrs=attrs)
+        from triton.backends.compiler import AttrsDescriptor
+
+        described = {"tt.divisibility": aligned, "tt.equal_to": []}
+        attrs = AttrsDescriptor.from_dict({"arg_properties": described, "cls": "AttrsDescriptor"})
+    else:
+        attrs = compiler.AttrsDescriptor(divisible_by_16=set(aligned), equal_to_1=set())
+    return compiler.ASTSource(fn=function, signature=runtime, constants=constexprs, attrs=attrs)
 
 
 def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
