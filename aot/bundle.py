@@ -120,8 +120,8 @@ def _chunks(where: archive.Layout, text: bytes, blobs: Mapping[str, bytes]) -> I
 
 
 def _publish(path: Path, chunks: Iterable[bytes]) -> None:
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "something that is not a regular file"
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "something that is not a regular file"
         raise RequestError(f"{path}: wanted a file's name, found {kind}; choose another with -o")
     # Named before it is made, so that an interrupt at any moment knows what to remove.
     temporary = path.parent / f".kvb-{os.getpid()}-{secrets.token_hex(8)}.tmp"
