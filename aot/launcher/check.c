@@ -11,7 +11,6 @@ enum {
   STATE_WIDTH = 1024,
   HEAD_DIM = 512,
   ROPE_DIM = 64,
-  SLOTS_PER_PAGE = 64,
   PAGE_BYTES = 64 * 584,
   MAX_RANK = 3
 };
@@ -181,12 +180,9 @@ static int check_state(const view *state, int64_t block_size) {
 
 static int check_kv_cache(const view *cache) {
   const char *name = KVB_TENSOR_NAMES[KVB_KV_CACHE];
-  int64_t slots;
   if (cache->shape[1] < PAGE_BYTES)
     return kvb_fail(KVB_VALUE_ERROR, "%s: wanted shape[1] of at least %d bytes (64 slots of 584), found %lld", name,
                     PAGE_BYTES, (long long)cache->shape[1]);
-  if (__builtin_mul_overflow(cache->shape[0], (int64_t)SLOTS_PER_PAGE, &slots))
-    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted fewer than 2^57 pages, found %lld", name, (long long)cache->shape[0]);
   if (cache->shape[0] > 1 && cache->stride[0] < PAGE_BYTES)
     return kvb_fail(KVB_VALUE_ERROR, "%s: wanted pages that do not overlap, stride(0) of at least %d; found %lld", name,
                     PAGE_BYTES, (long long)cache->stride[0]);

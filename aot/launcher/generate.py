@@ -53,7 +53,8 @@ def vendor_of(target: Mapping[str, Any]) -> Vendor:
     vendor = VENDORS.get(target["vendor"])
     if vendor is None:
         raise BuildError(
-            f"{_name(target)}: no launcher for vendor {target['vendor']!r}; wanted one of {', '.join(VENDORS)}"
+            f"{_name(target)}: no launcher for vendor {target['vendor']!r}; "
+            f"wanted one of {', '.join(VENDORS)}"
         )
     return vendor
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels import cpu
-from ..errors import BuildError, ToolchainError
+from ..cache import default_folder
+from ..errors import BuildError, RequestError, ToolchainError
 from .generate import COMMON_SOURCES, generate_table, vendor_of
 
 HOSTS = ("x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17")
@@ -87,7 +88,9 @@ def zig_version() -> str:
     try:
         return version("ziglang")
     except PackageNotFoundError:
-        raise ToolchainError(f"ziglang, the C compiler that launchers are built with, is missing. {_INSTALL}") from None
+        raise ToolchainError(
+            f"ziglang, the C compiler that launchers are built with, is missing. {_INSTALL}"
+        ) from None
 
 
 def _flags(target_table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -130,15 +133,11 @@ def _package_folder(package: str) -> Path:
 def _environment(folder: Path) -> dict[str, str]:
     """zig's own caches: shared between builds where a cache folder can be made, else in the build folder."""
     environment = dict(os.environ)
-    shared = folder / "zig-global"
-    root = os.environ.get("KVBUILD_CACHE")
-    if root:
-        candidate = Path(root) / "zig"
-        try:
-            candidate.mkdir(parents=True, exist_ok=True)
-            shared = candidate
-        except OSError:
-            pass
+    try:
+        shared = default_folder(environment) / "zig"
+        shared.mkdir(parents=True, exist_ok=True)
+    except (OSError, RequestError):
+        shared = folder / "zig-global"
     environment["ZIG_GLOBAL_CACHE_DIR"] = str(shared.absolute())
     environment["ZIG_LOCAL_CACHE_DIR"] = str(folder / "zig-local")
     return environment
