@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbuild.aot.pool import Compiled, Failed, Pool
+
+
+def pid_source(tiny: Any, name: str, pid_file: Path, then: str) -> str:
+    head = f"import os, time\nopen({str(pid_file)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    return str(tiny.source(name, head + then + "\n" + tiny.sources["tiny/add.py"]))
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_worker_imports_triton_once_for_all_its_units(tiny: Any, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    units = [tiny.unit(module=pid_source(tiny, f"unit{i}", pids, "")) for i in range(3)]
+    outcomes = tiny.compile(*units, jobs=1)
+    assert all(isinstance(outcome, Compiled) for outcome in outcomes)
+    assert len(set(pids.read_text().split())) == 1
+
+
+def test_the_number_of_workers_changes_no_byte(tiny: Any) -> None:
+    units = [tiny.unit(name) for name in ("nvidia:sm_80", "amd:gfx942", "nvidia:sm_86", "amd:gfx1100")]
+    alone = tiny.compile(*units, jobs=1)
+    together = tiny.compile(*reversed(units), jobs=3)
+    assert [each.data for each in alone] == [each.data for each in reversed(together)]
+
+
+def test_no_worker_is_started_without_units(tiny: Any) -> None:
+    assert list(Pool({}, {}, 2, {}).run([])) == []
+
+
+def test_a_killed_worker_fails_its_unit_and_the_others_go_on(tiny: Any) -> None:
+    killed = tiny.source(
+        "killed", "import os, signal\nos.write(2, b'last words')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    leaves = tiny.source("leaves", "import os\nos._exit(7)\n")
+    outcomes = tiny.compile(
+        tiny.unit(),
+        tiny.unit(module=killed),
+        tiny.unit("nvidia:sm_86"),
+        tiny.unit(module=leaves),
+        tiny.unit("amd:gfx942"),
+    )
+    assert [type(outcome) for outcome in outcomes] == [Compiled, Failed, Compiled, Failed, Compiled]
+    assert "was killed by SIGKILL" in outcomes[1].error
+    assert "ended with exit code 7" in outcomes[3].error
+
+
+def test_a_unit_that_never_ends_is_stopped(tiny: Any, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+    (outcome,) = Pool({"nvidia": (sys.executable, "-c", code)}, tiny.sources, 1, os.environ, 3.0).run(
+        [tiny.unit()]
+    )
+    assert isinstance(outcome, Failed)
+    assert "no answer within 3 s" in outcome.error
+    assert gone(int(pid.read_text()))
+
+
+def test_an_interpreter_that_does_not_start_fails_each_unit(tiny: Any) -> None:
+    pool = Pool({"nvidia": ("/no/such/python",)}, tiny.sources, 2, os.environ)
+    outcomes = list(pool.run([tiny.unit(), tiny.unit("nvidia:sm_86")]))
+    assert all(isinstance(outcome, Failed) and "/no/such/python" in outcome.error for outcome in outcomes)
+
+
+def test_what_an_interpreter_said_before_it_ended_is_shown(tiny: Any) -> None:
+    command = (sys.executable, "-c", "import sys; sys.exit('no licence')")
+    (outcome,) = Pool({"nvidia": command}, tiny.sources, 1, os.environ).run([tiny.unit()])
+    assert isinstance(outcome, Failed)
+    assert "ended with exit code 1; it said:\nno licence" in outcome.error
+
+
+def test_leaving_early_kills_the_workers_and_removes_their_files(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    pids = tmp_path / "pids"
+    stuck = tiny.unit("nvidia:sm_86", module=pid_source(tiny, "stuck", pids, "time.sleep(1000)"))
+    outcomes = Pool(tiny.plan().commands, tiny.sources, 2, os.environ).run([tiny.unit(), stuck])
+    assert isinstance(next(outcomes), Compiled)
+    while not pids.exists() or not pids.read_text():
+        time.sleep(0.05)
+    outcomes.close()
+    assert gone(int(pids.read_text()))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_workers_do_not_take_the_terminals_interrupt(tiny: Any, tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    source = (
+        f"import os\nopen({str(groups)!r}, 'w').write(str(os.getpgid(0)))\n" + tiny.sources["tiny/add.py"]
+    )
+    (outcome,) = tiny.compile(tiny.unit(module=tiny.source("group", source)))
+    assert isinstance(outcome, Compiled)
+    assert int(groups.read_text()) != os.getpgid(0)

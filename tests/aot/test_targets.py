@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvbuild.aot import elf, targets
+from kvbuild.aot.pool import Compiled
+from kvbuild.aot.targets import Parameter, Vendor, amd, cpu, nvidia
+from kvbuild.kernels.gpgpu import route
+
+VERSIONS = {"triton": "3.9.0", "ptxas": "12.9.86", "ptxas-blackwell": "13.4.59"}
+EVERY = [(name, arch) for name in targets.names() for arch in targets.load(name).ARCHS]
+USER_ARGUMENTS = 4
+
+
+def test_a_vendor_is_a_file() -> None:
+    assert targets.names() == ("amd", "cpu", "nvidia")
+
+
+@pytest.mark.parametrize("vendor", targets.names())
+def test_every_vendor_has_what_the_protocol_lists(vendor: str) -> None:
+    module = targets.load(vendor)
+    for name in Vendor.__annotations__:
+        assert hasattr(module, name), name
+    for name, wanted in inspect.getmembers(Vendor, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = list(inspect.signature(wanted).parameters)[1:]
+            assert list(inspect.signature(getattr(module, name)).parameters) == parameters, name
+
+
+@pytest.mark.parametrize(("vendor", "arch"), EVERY)
+def test_numbers_are_pinned_on_every_arch(vendor: str, arch: str) -> None:
+    module = targets.load(vendor)
+    assert module.numerics() == {"fp_fusion": False, "denormals": "preserve"}
+    if module.ROUTE == "gpgpu":
+        (form,) = route.kernels_for(128, "general", route.Tile(4, 512, 1, 8, 1))
+        assert module.options(form)["enable_fp_fusion"] is False
+        assert module.options(form)["num_warps"] == form.num_warps
+
+
+@pytest.mark.parametrize(
+    ("arch", "warp"), [("gfx90a", 64), ("gfx942", 64), ("gfx950", 64), ("gfx1100", 32), ("gfx1201", 32)]
+)
+def test_amd_warps(arch: str, warp: int) -> None:
+    assert amd.warp_size(arch) == warp
+    assert amd.triton_target(arch) == ("hip", arch, warp)
+    assert not amd.supports_cluster(arch)
+
+
+def test_nvidia_clusters_begin_at_sm_90() -> None:
+    assert [arch for arch in nvidia.ARCHS if not nvidia.supports_cluster(arch)] == ["sm_80", "sm_86", "sm_89"]
+    assert nvidia.triton_target("sm_100") == ("cuda", 100, 32)
+
+
+@pytest.mark.parametrize(
+    ("arch", "ptxas", "driver"),
+    [
+        ("sm_80", "12.9.86", 12000),
+        ("sm_90", "12.9.86", 12000),
+        ("sm_100", "13.4.59", 13000),
+        ("sm_121", "13.4.59", 13000),
+    ],
+)
+def test_the_oldest_driver_is_the_first_of_the_ptxas_major(arch: str, ptxas: str, driver: int) -> None:
+    found = nvidia.toolchain(arch, VERSIONS)
+    assert found == {"triton": "3.9.0", "ptxas": ptxas}
+    assert nvidia.min_driver(found) == driver
+
+
+def test_a_triton_with_one_ptxas_uses_it_everywhere() -> None:
+    assert nvidia.toolchain("sm_100", {"triton": "3.5.1", "ptxas": "12.8.93"})["ptxas"] == "12.8.93"
+
+
+def test_only_sm_90_names_the_first_ptxas() -> None:
+    assert [arch for arch in nvidia.ARCHS if nvidia.environment(arch)] == ["sm_90"]
+
+
+def test_the_cpu_target_has_no_device_side() -> None:
+    assert (cpu.elf_machine("x86_64"), cpu.elf_machine("aarch64")) == (62, 183)
+    assert cpu.warp_size("x86_64") == 0
+    assert cpu.min_driver({}) == 0
+    assert cpu.parameters(b"", "x") == ()
+    assert cpu.resources(b"", "x") == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["nvidia:sm_80", "nvidia:sm_90", "nvidia:sm_100", "amd:gfx942", "amd:gfx1100"]
+)
+def test_a_binary_says_its_machine_parameters_and_registers(
+    name: str, compiled_tiny: dict[str, Compiled]
+) -> None:
+    compiled = compiled_tiny[name]
+    vendor = targets.load(compiled.unit.vendor)
+    entry = compiled.facts["entry"]
+    assert elf.read(compiled.data).machine == vendor.elf_machine(compiled.unit.arch)
+    found = vendor.parameters(compiled.data, entry)
+    assert found[:USER_ARGUMENTS] == (Parameter(0, 8), Parameter(8, 8), Parameter(16, 4), Parameter(20, 4))
+    assert all(parameter.size == 8 for parameter in found[USER_ARGUMENTS:])
+    resources = vendor.resources(compiled.data, entry)
+    assert 0 < resources["registers"] <= 512
+    assert resources["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", ["nvidia:sm_90", "amd:gfx942"])
+@pytest.mark.parametrize("read", ["parameters", "resources"])
+def test_a_damaged_binary_is_a_value_error(name: str, read: str, compiled_tiny: dict[str, Compiled]) -> None:
+    compiled = compiled_tiny[name]
+    function: Callable[[bytes, str], Any] = getattr(targets.load(compiled.unit.vendor), read)
+    entry = compiled.facts["entry"]
+    for damaged in (b"", b"not ELF", compiled.data[:50], compiled.data[: len(compiled.data) // 2]):
+        with pytest.raises(ValueError):
+            function(damaged, entry)
+
+
+@pytest.mark.parametrize("name", ["nvidia:sm_90", "amd:gfx942"])
+def test_an_unknown_kernel_name_is_a_value_error(name: str, compiled_tiny: dict[str, Compiled]) -> None:
+    compiled = compiled_tiny[name]
+    with pytest.raises(ValueError, match="other"):
+        targets.load(compiled.unit.vendor).parameters(compiled.data, "other")
+
+
+@pytest.mark.parametrize(
+    ("packed", "value"),
+    [
+        (b"\x07", 7),
+        (b"\xff", -1),
+        (b"\xc0", None),
+        (b"\xc2", False),
+        (b"\xc3", True),
+        (b"\xcc\xff", 255),
+        (b"\xcd\x01\x00", 256),
+        (b"\xce\x00\x01\x00\x00", 65536),
+        (b"\xd1\xff\xfe", -2),
+        (b"\xcb" + struct.pack(">d", 1.5), 1.5),
+        (b"\xa3abc", "abc"),
+        (b"\xd9\x02ab", "ab"),
+        (b"\xc4\x01\x00", b"\x00"),
+        (b"\x92\x01\xa1x", [1, "x"]),
+        (b"\xdc\x00\x01\x05", [5]),
+        (b"\x81\xa1k\x90", {"k": []}),
+        (b"\xde\x00\x01\xa1k\x05", {"k": 5}),
+    ],
+)
+def test_messagepack_values(packed: bytes, value: object) -> None:
+    assert amd._unpack(packed, 0) == (value, len(packed))
+    if len(packed) > 1:
+        with pytest.raises(ValueError, match="cut off"):
+            amd._unpack(packed[:-1], 0)
+
+
+def test_an_unknown_messagepack_tag_is_named() -> None:
+    with pytest.raises(ValueError, match="0xc1"):
+        amd._unpack(b"\xc1", 0)
