@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...kernels import oracle, reference, verdict, workloads
-from ...kernels.contract import COMPRESS_RATIOS, KV_BLOCK_SIZE
+from ...kernels import odd_cases, oracle, reference, verdict, workloads
+from ...kernels.contract import COMPRESS_RATIOS
 from ...kernels.workloads import Inputs, Workload
 
 
 @dataclass(frozen=True)
 class Case:
-    """One launch to check. options: keyword arguments of workloads.make; nonsense: spoil some indices."""
+    """One launch to check. make: its operands for a device and a seed; prefill: random normal data."""
 
     name: str
-    workload: Workload
-    options: Mapping[str, Any] = field(default_factory=dict)
-    nonsense: bool = False
+    make: Callable[[torch.device, int], Inputs]
+    prefill: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,31 +55,41 @@ class Result:
         return {**asdict(self), "ok": self.ok}
 
 
-# Each leaves the aligned layout in one way, or all of it; the last is a scheduler with bugs.
-_ODD: tuple[tuple[str, dict[str, Any], bool], ...] = (
-    ("padded-pages", {"page_pad": 16}, False),
-    ("odd-page-stride", {"page_pad": 3}, False),
-    ("odd-row-stride", {"row_pad": 1}, False),
-    ("odd-kv-stride", {"kv_page_stride": 37442}, False),
-    ("narrow-kv-view", {"kv_columns": 37376}, False),
-    ("fp32-weight", {"weight_dtype": torch.float32}, False),
-    ("block-size-1", {"block_size": 1}, False),
-    ("block-size-7", {"block_size": 7}, False),
-    ("block-size-64", {"block_size": 64}, False),
-    ("nonsense-indices", {}, True),
-)
+# (seed, ratio, block size) of launches with random tables, positions, slots and nonsense.
+_RANDOM = ((1, 128, 8), (2, 256, 8), (3, 512, 8), (4, 128, 5), (5, 256, 64), (6, 512, 1))
 
 
 def cases(everything: bool) -> tuple[Case, ...]:
-    """The smallest prefill of each ratio, or all 12 workloads; then decode steps and odd operands."""
+    """The smallest prefill of each ratio, or all 12 workloads; decode steps; odd and random launches."""
     prefills = workloads.WORKLOADS if everything else workloads.WORKLOADS[: len(COMPRESS_RATIOS)]
-    plain = [Case(workload.name, workload) for workload in (*prefills, *workloads.DECODE_WORKLOADS)]
-    odd = [
-        Case(f"{name}-c{ratio}", Workload.decode(8, ratio), options, nonsense)
-        for index, (name, options, nonsense) in enumerate(_ODD)
-        for ratio in (COMPRESS_RATIOS[index % len(COMPRESS_RATIOS)],)
-    ]
-    return (*plain, *odd)
+    return (
+        *(Case(workload.name, partial(_workload, workload), prefill=True) for workload in prefills),
+        *(Case(workload.name, partial(_workload, workload)) for workload in workloads.DECODE_WORKLOADS),
+        *(
+            # Each ratio in turn, so that every one meets oddities without trebling the run.
+            Case(f"{name}-c{ratio}", partial(_odd, name, ratio))
+            for index, name in enumerate(odd_cases.ODD_CASES)
+            for ratio in (COMPRESS_RATIOS[index % len(COMPRESS_RATIOS)],)
+        ),
+        *(
+            Case(f"random-{seed}-c{ratio}", partial(_random, seed, ratio, size))
+            for seed, ratio, size in _RANDOM
+        ),
+    )
+
+
+def _workload(workload: Workload, device: torch.device, seed: int) -> Inputs:
+    return workloads.make(workload, device=device, seed=seed)
+
+
+def _odd(name: str, ratio: int, device: torch.device, seed: int) -> Inputs:
+    return odd_cases.odd_case(name, compress_ratio=ratio, seed=seed, device=device)
+
+
+def _random(number: int, ratio: int, block_size: int, device: torch.device, seed: int) -> Inputs:
+    return odd_cases.random_case(
+        len(_RANDOM) * seed + number, compress_ratio=ratio, block_size=block_size, device=device
+    )
 
 
 def device_text(device: torch.device) -> str:
@@ -92,9 +102,7 @@ def device_text(device: torch.device) -> str:
 
 def run(operator: Any, case: Case, device: torch.device, seed: int = 0) -> Result:
     """Runs one case twice in place and once into a new tensor, and judges all bytes."""
-    inputs = workloads.make(case.workload, device=device, seed=seed, **case.options)
-    if case.nonsense:
-        inputs = _spoil(inputs)
+    inputs = case.make(device, seed)
     expected = oracle.expect(*inputs.call_args())
     first, second, third = inputs.fresh(), inputs.fresh(), inputs.fresh()
     operator.compress(*first.call_args())
@@ -129,7 +137,7 @@ def run(operator: Any, case: Case, device: torch.device, seed: int = 0) -> Resul
         untouched_changed=found.untouched_changed + outside,
         rerun_equal=rerun_equal,
         new_tensor_equal=new_equal,
-        reference_ties=_reference_ties(inputs, expected) if _is_prefill(case) else None,
+        reference_ties=_reference_ties(inputs, expected) if case.prefill else None,
         faults=tuple(faults),
     )
 
@@ -160,32 +168,10 @@ def summarise(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _is_prefill(case: Case) -> bool:
-    return case.workload.decode_outputs is None
-
-
 def _reference_ties(inputs: Inputs, expected: oracle.Expectation) -> int:
     own = inputs.fresh()
     reference.compress(*own.call_args())
     return verdict.judge(own.kv_cache, inputs.kv_cache, expected).differing
-
-
-def _spoil(inputs: Inputs) -> Inputs:
-    """Indices that make no sense, one kind an output; the last outputs stay whole."""
-    boundaries = inputs.boundary_token_indices.clone()
-    requests = inputs.token_to_req.clone()
-    slots = inputs.kv_slot_mapping.clone()
-    table = inputs.block_table.clone()
-    tokens = [int(token) for token in boundaries[:5]]
-    rows = [int(requests[token]) for token in tokens]
-    boundaries[0] = inputs.positions.shape[0] + 7
-    requests[tokens[1]] = table.shape[0] + 7
-    slots[tokens[2]] = inputs.kv_cache.shape[0] * KV_BLOCK_SIZE
-    table[rows[3]] = inputs.state_cache.shape[0] + 1000
-    table[rows[4], ::2] = -5
-    return inputs.with_(
-        boundary_token_indices=boundaries, token_to_req=requests, kv_slot_mapping=slots, block_table=table
-    )
 
 
 def _wait(device: torch.device) -> None:

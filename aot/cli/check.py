@@ -80,7 +80,7 @@ def _choose(known: tuple[Case, ...], names: Iterable[str]) -> tuple[Case, ...]:
 
 
 _HEAD = ("case", "outputs", "bytes", "differing", "wrong", "untouched", "rerun", "verdict")
-_WIDTHS = (26, 7, 11, 9, 7, 9, 6, 7)
+_WIDTHS = (29, 7, 11, 9, 7, 9, 6, 7)
 
 
 def _line(cells: tuple[str, ...]) -> str:
