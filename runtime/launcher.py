@@ -23,6 +23,12 @@ from .errors import BundleError, DeviceError
 _DEVICE_ERROR = "DeviceError: "
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 
+# Linux's own numbers: Python's modules have them only where the libc it was built with had.
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2
+_F_ADD_SEALS = 1033
+_SEAL_EVERYTHING = 1 | 2 | 4 | 8
+
 _loaded: dict[str, Launcher] = {}
 _lock = threading.Lock()
 _spellings = itertools.count()
@@ -126,17 +132,26 @@ def _memory_file(content: bytes) -> Iterator[str]:
     The dynamic linker knows libraries by path, and a descriptor's number is soon another file's: each library
     gets a spelling of its own (one more "./"), so that no later one is taken for it.
     """
-    if not hasattr(os, "memfd_create"):
-        raise OSError("this Python has no memfd_create")
-    handle = os.memfd_create("kvbuild-launcher", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    handle = _memfd_create()
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
             file.write(content)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
+        fcntl.fcntl(handle, _F_ADD_SEALS, _SEAL_EVERYTHING)
         yield f"/proc/self/fd/{'./' * next(_spellings)}{handle}"
     finally:
         os.close(handle)
+
+
+def _memfd_create() -> int:
+    """memfd_create, also for a Python that was built against too old a libc to offer it."""
+    number = _MEMFD_CREATE.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"no memfd_create known for {os.uname().machine}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = int(libc.syscall(number, b"kvbuild-launcher", _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
+    if handle < 0:
+        raise OSError(ctypes.get_errno(), f"memfd_create: {os.strerror(ctypes.get_errno())}")
+    return handle
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ A launcher is generated from exactly this, and carries the table's digest.
 from __future__ import annotations
 
 import hashlib
+import marshal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ _TYPE_SIZES = {
     "i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2,
     "i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8, "fp64": 8,
 }  # fmt: skip
+
+
+_MAX_KNOWN_ARGUMENTS = 64
+_known_arguments: dict[bytes, tuple[KernelArg, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -123,13 +128,6 @@ class Kernel:
     @classmethod
     def read(cls, node: Node) -> Kernel:
         at = node.fields(field_names(cls))
-        args = at["args"].each(KernelArg.read)
-        end = 0
-        for index, arg in enumerate(args):
-            if arg.offset < end:
-                wanted = f"arguments in order that do not overlap: [{index}].offset >= {end}"
-                at["args"].fail(wanted, str(arg.offset))
-            end = arg.offset + arg.size
         return cls(
             name=at["name"].string(),
             entry=at["entry"].string(),
@@ -140,7 +138,7 @@ class Kernel:
             num_warps=at["num_warps"].integer(1),
             cluster=at["cluster"].integer(1),
             shared=at["shared"].integer(),
-            args=args,
+            args=_arguments(at["args"]),
             hidden=at["hidden"].integer(),
             global_scratch=at["global_scratch"].integer(),
             profile_scratch=at["profile_scratch"].integer(),
@@ -198,6 +196,11 @@ def launch_table_digest(kernels: tuple[Kernel, ...], variants: tuple[Variant, ..
         "kernels": [kernel.to_json() for kernel in kernels],
         "variants": [variant.to_json() for variant in variants],
     }
+    return table_digest(table)
+
+
+def table_digest(table: Mapping[str, Any]) -> str:
+    """The digest of a launch table that is JSON already: {kernels, variants}."""
     return hashlib.sha256(canonical(table)).hexdigest()
 
 
@@ -232,6 +235,26 @@ def check_table(
                 f"the last variant of ratio {ratio} to be general with max_outputs null",
                 f"{variant.layout} with max_outputs {shown(variant.max_outputs)}",
             )
+
+
+def _arguments(node: Node) -> tuple[KernelArg, ...]:
+    # Hundreds of kernels share a few argument lists; reading each anew would be half of loading a manifest.
+    # Version 2 writes types and values only, so that equal bytes are equal lists, true and 1 kept apart.
+    value: Any = node.value
+    text = marshal.dumps(value, 2)
+    args = _known_arguments.get(text)
+    if args is None:
+        args = node.each(KernelArg.read)
+        end = 0
+        for index, arg in enumerate(args):
+            if arg.offset < end:
+                wanted = f"arguments in order that do not overlap: [{index}].offset >= {end}"
+                node.fail(wanted, str(arg.offset))
+            end = arg.offset + arg.size
+        if len(_known_arguments) >= _MAX_KNOWN_ARGUMENTS:
+            _known_arguments.clear()
+        _known_arguments[text] = args
+    return args
 
 
 def _constant(node: Node) -> int | bool | str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -64,13 +64,27 @@ def shown(value: object) -> str:
 
 
 class Node:
-    """One value of a parsed document, together with the path that leads to it."""
+    """One value of a parsed document, together with the way that leads to it.
 
-    __slots__ = ("path", "value")
+    step: a member's name, an element's index, or the path of a node without a parent.
+    """
 
-    def __init__(self, value: object, path: str) -> None:
+    __slots__ = ("parent", "step", "value")
+
+    def __init__(self, value: object, step: str | int = "", parent: Node | None = None) -> None:
         self.value = value
-        self.path = path
+        self.step = step
+        self.parent = parent
+
+    @property
+    def path(self) -> str:
+        """The way from the document's root, such as targets[0].arch."""
+        if self.parent is None:
+            return str(self.step)
+        if isinstance(self.step, int):
+            return f"{self.parent.path}[{self.step}]"
+        step = f".{self.step}" if _PLAIN_NAME.fullmatch(self.step) else f"[{shown(self.step)}]"
+        return (self.parent.path + step).lstrip(".")
 
     def fail(self, wanted: str, found: str | None = None) -> NoReturn:
         """Raises JsonError for this value."""
@@ -79,28 +93,30 @@ class Node:
 
     def fields(self, names: Sequence[str]) -> dict[str, Node]:
         """The members of an object that has exactly these names."""
-        if not isinstance(self.value, dict):
+        value = self.value
+        if not isinstance(value, dict):
             self.fail("an object")
+        found = {name: Node(value[name], name, self) for name in names if name in value}
+        if len(found) == len(names) == len(value):
+            return found
         for name in names:
-            if name not in self.value:
-                self._child(name).fail("a value", "no such field")
-        for name in self.value:
-            if name not in names:
-                self._child(name).fail(f"no field but {', '.join(names)}", "an unknown field")
-        return {name: self._child(name) for name in names}
+            if name not in value:
+                Node(None, name, self).fail("a value", "no such field")
+        unknown = next(name for name in value if name not in found)
+        Node(None, unknown, self).fail(f"no field but {', '.join(names)}", "an unknown field")
 
     def members(self) -> dict[str, Node]:
         """The members of an object whose names are free."""
         if not isinstance(self.value, dict):
             self.fail("an object")
-        return {name: self._child(name) for name in self.value}
+        return {name: Node(value, name, self) for name, value in self.value.items()}
 
     def items(self) -> Iterator[Node]:
         """The elements of an array."""
         if not isinstance(self.value, list):
             self.fail("an array")
         for index, value in enumerate(self.value):
-            yield Node(value, f"{self.path}[{index}]")
+            yield Node(value, index, self)
 
     def each(self, read: Callable[[Node], T]) -> tuple[T, ...]:
         """The elements of an array, each read by `read`."""
@@ -138,13 +154,7 @@ class Node:
     def sha256(self) -> str:
         return self.matching(SHA256, "a sha256 in 64 lower-case hex digits")
 
-    def _child(self, name: str) -> Node:
-        plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
-        step = f".{name}" if plain else f"[{shown(name)}]"
-        assert isinstance(self.value, dict)
-        return Node(self.value.get(name), (self.path + step).lstrip("."))
 
-
-def field_names(cls: type) -> tuple[str, ...]:
+def field_names(cls: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, in order: the members its JSON object has."""
-    return tuple(field.name for field in fields(cls))
+    return tuple(cls.__dataclass_fields__)

@@ -278,6 +278,16 @@ def test_a_blob_that_is_not_its_name_is_refused_though_all_else_fits(samples: An
     assert f"entry {name}: wanted content of that sha256" in refusal(path)
 
 
+def test_a_crc_that_is_not_the_contents_is_refused_though_the_sha256_fits(samples: Any, whole: Path) -> None:
+    name = max(samples.mixed()[1])
+    with open_bundle(whole) as bundle:
+        crc = struct.pack("<L", zlib.crc32(bundle.read(name)))
+    data = whole.read_bytes()
+    assert data.count(crc) == 2
+    whole.write_bytes(data.replace(crc, b"\0\1\2\3"))
+    assert f"entry {name}: wanted CRC" in refusal(whole)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

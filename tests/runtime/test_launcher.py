@@ -29,6 +29,10 @@ def load(samples: Any, content: bytes, name: str = "") -> Launcher:
     return load_launcher(name or hashlib.sha256(content).hexdigest(), content, samples.machine)
 
 
+def refused() -> int:
+    raise PermissionError(1, "Operation not permitted")
+
+
 def marks(launcher: Launcher) -> int:
     """Which stand-in this is: what it writes."""
     cache = np.zeros(4, np.uint8)
@@ -55,7 +59,7 @@ def test_one_launcher_is_never_taken_for_another(samples: Any, stand_in_launcher
 def test_without_memory_files_a_temporary_file_does(
     samples: Any, stand_in_launcher: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(module, "_memfd_create", refused)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     launcher = load(samples, stand_in_launcher(4))
     assert marks(launcher) == 4 and not list(tmp_path.iterdir())
@@ -64,10 +68,7 @@ def test_without_memory_files_a_temporary_file_does(
 def test_with_neither_the_error_says_what_to_do(
     samples: Any, stand_in_launcher: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def refused(*_: object) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", refused)
+    monkeypatch.setattr(module, "_memfd_create", refused)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(BundleError, match=r"Operation not permitted.*absent.*TMPDIR"):
         load(samples, stand_in_launcher(5))
