@@ -138,7 +138,6 @@ def _fill(result: Expectation, chunk: Tensor, state_cache: Tensor, windows: Wind
           cos_sin_cache: Tensor, eps: float) -> None:
     dead = ~windows.live[chunk][..., None]
     rows = state_cache[windows.block[chunk], windows.row[chunk]].masked_fill(dead, 0.0)
-    foreign = (rows.isnan() | (rows == torch.inf)).flatten(1).any(dim=1)
     values = rows[..., :HEAD_DIM].to(torch.float64)
     scores = rows[..., HEAD_DIM:].to(torch.float64).masked_fill(dead, -torch.inf)
 
@@ -158,7 +157,8 @@ def _fill(result: Expectation, chunk: Tensor, state_cache: Tensor, windows: Wind
         # False for NaN too: an unordered comparison is False.
         return (x.abs() < _FLOAT32_SAFE).all(dim=-1)
 
-    specified = (~foreign & safe(magnitude) & safe(y) & safe(rope) & (square < _FLOAT32_SAFE)
+    # NaN or +inf in a live row needs no test of its own: as inf - inf, 0 * inf or a plain sum it reaches y.
+    specified = (safe(magnitude) & safe(y) & safe(rope) & (square < _FLOAT32_SAFE)
                  & (mean >= _MEAN_SQUARE_SAFE))
     # Zeros stand in for what is not specified, so that nothing later meets a NaN.
     keep = specified[:, None]

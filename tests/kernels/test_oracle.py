@@ -112,6 +112,18 @@ def test_foreign_floats_unspecify_their_output_alone() -> None:
     assert not bool(found.y.isnan().any())
 
 
+@pytest.mark.parametrize("value, score", [
+    (torch.nan, 0.0), (torch.inf, 0.0), (torch.inf, -torch.inf), (torch.nan, -torch.inf), (torch.inf, -2.0e4),
+    (-torch.inf, 0.0), (0.0, torch.nan), (0.0, torch.inf), (1.0, torch.inf)])
+def test_one_foreign_float_in_a_live_row_unspecifies_the_output(value: float, score: float) -> None:
+    inputs = make(Workload(1, 256, 128))
+    state = inputs.state_cache.clone()
+    page = inputs.block_table[0, 3]
+    state[page, 2, 40], state[page, 2, 552] = value, score
+    found = expect(*inputs.with_(state_cache=state).call_args())
+    assert found.written.tolist() == [True, True] and found.specified.tolist() == [False, True]
+
+
 def test_a_dimension_whose_scores_are_all_minus_inf_is_not_specified() -> None:
     inputs = odd_case("mixed_padding")
     state = inputs.state_cache.clone()
@@ -120,7 +132,18 @@ def test_a_dimension_whose_scores_are_all_minus_inf_is_not_specified() -> None:
     assert not bool(found.specified.any())
 
 
+def _cancelling(inputs: Inputs) -> dict[str, torch.Tensor]:
+    """A dimension of +-3e38 under equal weights: its sum is 0, but no float32 sum gets there for sure."""
+    state = inputs.state_cache.clone()
+    state[..., 512] = 1.0
+    state[:, 0::2, 0], state[:, 1::2, 0] = 3.0e38, -3.0e38
+    return {"state_cache": state}
+
+
 @pytest.mark.parametrize("change", [
+    _cancelling,
+    lambda i: {"state_cache": i.state_cache * 1.0e-25, "rms_norm_eps": 0.0},
+    lambda i: {"rms_norm_weight": torch.cat((i.rms_norm_weight[:1] * torch.inf, i.rms_norm_weight[1:]))},
     lambda i: {"state_cache": i.state_cache * 1.0e19},
     lambda i: {"state_cache": i.state_cache * 0.0, "rms_norm_eps": 0.0},
     lambda i: {"cos_sin_cache": i.cos_sin_cache * torch.nan},

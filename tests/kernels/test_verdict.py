@@ -198,6 +198,15 @@ def test_a_scale_is_a_tie_where_the_groups_maximum_is() -> None:
         assert _judge_single(firm, under_other_scale).wrong == 65
 
 
+def test_a_group_that_may_be_zero_may_have_any_scale_down_to_the_floor() -> None:
+    group = range(64, 128)
+    oracle = _single({d: 0.5 for d in group}, {d: 0.6 for d in group})
+    assert oracle.expected[0, 577].item() > 107
+    zeros = {d: 0 for d in group}
+    assert _judge_single(oracle, {577: 107, **zeros}).right
+    assert _judge_single(oracle, {577: 106, **zeros}).wrong > 0
+
+
 def test_another_dimension_can_hold_the_maximum_down() -> None:
     """One maximum at the tie and another firmly above it: the scale is not at a tie."""
     oracle = _single({64: MAX_TIE - 1e-9, 65: 200.0}, {64: 1e-8})
