@@ -100,6 +100,12 @@ def tiny() -> Tiny:
 
 
 @pytest.fixture(scope="session")
+def tiny_units() -> Tiny:
+    """For fixtures that outlive one test; a test takes `tiny`, which it may change."""
+    return Tiny()
+
+
+@pytest.fixture(scope="session")
 def compiled_tiny() -> dict[str, Compiled]:
     """`add` compiled for one arch of each kind of binary, by target."""
     tiny = Tiny()
