@@ -1,0 +1,58 @@
+"""The README tells the truth: its code runs, and its commands, options and variables exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvbuild.aot.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_quickstart_runs(cpu_bundle: Path, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    shutil.copy(cpu_bundle, tmp_path / "kvcompress.kvb")
+    (tmp_path / "quickstart.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "quickstart.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "torch.Size([7, 64]) torch.Size([64])\n"
+
+
+def test_every_command_is_there_and_no_other() -> None:
+    used = set(re.findall(r"^\$ kvbuild ([a-z]+)", README, re.MULTILINE))
+    assert used == set(COMMANDS)
+
+
+def test_every_option_is_one(kvbuild: Callable[..., Any]) -> None:
+    known = "".join(kvbuild(name, "--help").out for name in COMMANDS) + "--no-deps"
+    for option in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))):
+        assert option in known, option
+
+
+def test_every_variable_is_read_somewhere() -> None:
+    sources = [
+        path.read_text(encoding="utf-8")
+        for package in ("aot", "kernels", "runtime")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".c", ".h")
+    ]
+    code = "\n".join(sources)
+    for name in sorted(set(re.findall(r"\bKVBUILD_[A-Z_]+\b", README))):
+        stem = name.removesuffix("VENDOR").removesuffix("AMD")
+        assert stem in code, name
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert "://" in target or (ROOT / target).exists(), target
+    for path in re.findall(r"`((?:aot|kernels|runtime|docs|tests|benchmarks)/[^` ]+)`", README):
+        assert (ROOT / path).exists(), path
