@@ -22,6 +22,6 @@ HEADERS: tuple[str, ...] = ("compress.h", "fold.h", "pool.h")
 
 # No contraction of a multiply and an add, or the levels would differ in bytes.
 _FLAGS = (
-    "-std=gnu11", "-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fPIC", "-pthread",
+    "-std=gnu11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-pthread",
 )  # fmt: skip
 FLAGS: Mapping[str, tuple[str, ...]] = {"x86_64": _FLAGS, "aarch64": _FLAGS}
