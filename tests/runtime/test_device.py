@@ -163,7 +163,7 @@ def test_devices_that_mean_nothing(wrong: object) -> None:
         detect(wrong)
 
 
-@pytest.mark.parametrize("wrong", [True, 1.0, b"cpu", [], object()], ids=repr)
+@pytest.mark.parametrize("wrong", [True, 1.0, b"cpu", [], object()], ids=lambda wrong: type(wrong).__name__)
 def test_devices_of_the_wrong_type(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"^device: wanted"):
         detect(wrong)
