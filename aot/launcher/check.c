@@ -184,7 +184,8 @@ static int check_kv_cache(const view *cache) {
     return kvb_fail(KVB_VALUE_ERROR, "%s: wanted shape[1] of at least %d bytes (64 slots of 584), found %lld", name,
                     PAGE_BYTES, (long long)cache->shape[1]);
   if (cache->shape[0] > 1 && cache->stride[0] < PAGE_BYTES)
-    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted pages that do not overlap, stride(0) of at least %d; found %lld", name,
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted pages that do not overlap, stride(0) of at least %d; found "
+                                     "%lld", name,
                     PAGE_BYTES, (long long)cache->stride[0]);
   if (cache->stride[0] % 2 != 0)
     return kvb_fail(KVB_VALUE_ERROR, "%s: wanted an even stride(0), found %lld", name, (long long)cache->stride[0]);

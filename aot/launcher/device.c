@@ -63,7 +63,8 @@ static int fail_elsewhere(const char *function, const char *operand, int device_
     snprintf(open + at, sizeof open - at, "%s%s", at == 0 ? "" : ", ", name_of(i, one, sizeof one));
   }
   if (operand == NULL || open[0] == '\0') return fail_not_open(function, device_id);
-  return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on the device that was opened (%s), found one on %s. Move it there, or open that device",
+  return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on the device that was opened (%s), found one on %s. "
+                                   "Move it there, or open that device",
                   operand, open, name_of(device_id, found, sizeof found));
 }
 
@@ -100,11 +101,13 @@ static void destroy(kvb_device *device) {
 static int check_elf(const char *sha256, const unsigned char *image, size_t size) {
   static const unsigned char MAGIC[] = {0x7f, 'E', 'L', 'F', 2, 1};
   if (size < ELF_HEADER || memcmp(image, MAGIC, sizeof MAGIC) != 0)
-    return kvb_fail(KVB_VALUE_ERROR, "blob %s: wanted a 64-bit little-endian ELF image for %s, found %zu bytes of something else",
+    return kvb_fail(KVB_VALUE_ERROR, "blob %s: wanted a 64-bit little-endian ELF image for %s, found %zu bytes "
+                                     "of something else",
                     sha256, KVB_TABLE.target, size);
   unsigned machine = image[ELF_MACHINE_AT] | (unsigned)image[ELF_MACHINE_AT + 1] << 8;
   if (machine != KVB_TABLE.elf_machine)
-    return kvb_fail(KVB_VALUE_ERROR, "blob %s: wanted ELF machine %u, which %s runs; found machine %u. It was built for another vendor",
+    return kvb_fail(KVB_VALUE_ERROR, "blob %s: wanted ELF machine %u, which %s runs; found machine %u. It was "
+                                     "built for another vendor",
                     sha256, (unsigned)KVB_TABLE.elf_machine, KVB_TABLE.target, machine);
   return KVB_OK;
 }

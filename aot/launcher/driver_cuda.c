@@ -8,7 +8,8 @@
 #include "library.h"
 
 static const char *const NAMES[] = {"libcuda.so.1"};
-static const char ADVICE[] = "Install the NVIDIA driver on this host, or choose a target that this host has a device for";
+static const char ADVICE[] = "Install the NVIDIA driver on this host, or choose a target that this host has a "
+                             "device for";
 
 typedef int result;
 
@@ -77,7 +78,8 @@ static struct {
   result (*kernel_function)(void **, void *);
   result (*kernel_attribute)(int, int, void *, int32_t);
   result (*function_load)(void *);
-  result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+  result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+      void **, void **);
   result (*launch_ex)(const launch_config *, void *, void **, void **);
   result (*pool_create)(void **, const pool_properties *);
   result (*pool_set)(void *, int, void *);
@@ -136,7 +138,8 @@ int kvb_driver_start(void) {
   if (code == KVB_OK) code = check("cuDriverGetVersion", cu.driver_version(&version));
   if (code != KVB_OK) return code;
   if (version < KVB_TABLE.min_driver)
-    return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted a driver for CUDA %d.%d or later, which built the kernels of %s; found %d.%d. Install a newer driver",
+    return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted a driver for CUDA %d.%d or later, which built the kernels of "
+                                      "%s; found %d.%d. Install a newer driver",
                     NAMES[0], KVB_TABLE.min_driver / 1000, KVB_TABLE.min_driver % 1000 / 10, KVB_TABLE.target,
                     version / 1000, version % 1000 / 10);
   library = opened;
@@ -147,10 +150,12 @@ int kvb_driver_start(void) {
  * taking scratch again costs no trip to the operating system. */
 static int make_pool(kvb_context *context) {
   int supported = 0;
-  int code = check("cuDeviceGetAttribute", cu.device_attribute(&supported, DEVICE_MEMORY_POOLS_SUPPORTED, context->device));
+  int code = check("cuDeviceGetAttribute", cu.device_attribute(&supported, DEVICE_MEMORY_POOLS_SUPPORTED,
+                   context->device));
   if (code != KVB_OK) return code;
   if (!supported)
-    return kvb_fail(KVB_DEVICE_ERROR, "cuda:%d: wanted a device with memory pools, which kernels of %s take scratch from; this one has none. Build tile configs without scratch",
+    return kvb_fail(KVB_DEVICE_ERROR, "cuda:%d: wanted a device with memory pools, which kernels of %s take "
+                                      "scratch from; this one has none. Build tile configs without scratch",
                     context->device_id, KVB_TABLE.target);
   pool_properties properties = {.allocation = ALLOCATION_PINNED, .location = {LOCATION_DEVICE, context->device_id}};
   code = check("cuMemPoolCreate", cu.pool_create(&context->pool, &properties));
@@ -165,7 +170,8 @@ int kvb_driver_open(int device_id, int needs_scratch, kvb_context *context) {
   int code = check("cuDeviceGetCount", cu.device_count(&count));
   if (code != KVB_OK) return code;
   if (device_id < 0 || device_id >= count)
-    return kvb_fail(KVB_DEVICE_ERROR, "cuda:%d: wanted one of the %d devices that this process sees", device_id, count);
+    return kvb_fail(KVB_DEVICE_ERROR, "cuda:%d: wanted one of the %d devices that this process sees",
+                                      device_id, count);
   code = check("cuDeviceGet", cu.device_get(&context->device, device_id));
   if (code == KVB_OK) code = check("cuDevicePrimaryCtxRetain", cu.context_retain(&context->primary, context->device));
   if (code != KVB_OK) {

@@ -6,7 +6,8 @@
 #include "library.h"
 
 static const char *const NAMES[] = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"};
-static const char ADVICE[] = "Install ROCm's HIP runtime on this host, or choose a target that this host has a device for";
+static const char ADVICE[] = "Install ROCm's HIP runtime on this host, or choose a target that this host has a "
+                             "device for";
 
 typedef int result;
 
@@ -40,7 +41,8 @@ static struct {
   result (*module_load)(void **, const void *);
   result (*module_unload)(void *);
   result (*module_function)(void **, void *, const char *);
-  result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+  result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+      void **, void **);
   result (*pool_create)(void **, const pool_properties *);
   result (*pool_set)(void *, int, void *);
   result (*pool_destroy)(void *);
@@ -89,7 +91,8 @@ int kvb_driver_start(void) {
   if (code == KVB_OK) code = check("hipDriverGetVersion", hip.driver_version(&version));
   if (code != KVB_OK) return code;
   if (version < KVB_TABLE.min_driver)
-    return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted version %d or later, for the kernels of %s; found %d. Install a newer ROCm",
+    return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted version %d or later, for the kernels of %s; found %d. Install "
+                                      "a newer ROCm",
                     NAMES[0], KVB_TABLE.min_driver, KVB_TABLE.target, version);
   library = opened;
   return KVB_OK;
@@ -98,10 +101,12 @@ int kvb_driver_start(void) {
 /* A pool of our own: the device's default pool belongs to the process. */
 static int make_pool(kvb_context *context) {
   int supported = 0;
-  int code = check("hipDeviceGetAttribute", hip.device_attribute(&supported, DEVICE_MEMORY_POOLS_SUPPORTED, context->device));
+  int code = check("hipDeviceGetAttribute", hip.device_attribute(&supported, DEVICE_MEMORY_POOLS_SUPPORTED,
+                   context->device));
   if (code != KVB_OK) return code;
   if (!supported)
-    return kvb_fail(KVB_DEVICE_ERROR, "rocm:%d: wanted a device with memory pools, which kernels of %s take scratch from; this one has none. Build tile configs without scratch",
+    return kvb_fail(KVB_DEVICE_ERROR, "rocm:%d: wanted a device with memory pools, which kernels of %s take "
+                                      "scratch from; this one has none. Build tile configs without scratch",
                     context->device_id, KVB_TABLE.target);
   pool_properties properties = {.allocation = ALLOCATION_PINNED, .location = {LOCATION_DEVICE, context->device_id}};
   code = check("hipMemPoolCreate", hip.pool_create(&context->pool, &properties));
@@ -116,7 +121,8 @@ int kvb_driver_open(int device_id, int needs_scratch, kvb_context *context) {
   int code = check("hipGetDeviceCount", hip.device_count(&count));
   if (code != KVB_OK) return code;
   if (device_id < 0 || device_id >= count)
-    return kvb_fail(KVB_DEVICE_ERROR, "rocm:%d: wanted one of the %d devices that this process sees", device_id, count);
+    return kvb_fail(KVB_DEVICE_ERROR, "rocm:%d: wanted one of the %d devices that this process sees",
+                                      device_id, count);
   if (needs_scratch) code = make_pool(context);
   if (code != KVB_OK) kvb_driver_close(context);
   return code;

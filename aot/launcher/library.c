@@ -21,7 +21,8 @@ int kvb_library_find(void *library, const char *library_name, const kvb_symbol *
   for (size_t i = 0; i < num_symbols; ++i) {
     *symbols[i].address = dlsym(library, symbols[i].name);
     if (*symbols[i].address == NULL && !symbols[i].optional)
-      return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted a driver with the function %s, found one without it. Install a newer driver",
+      return kvb_fail(KVB_DEVICE_ERROR, "%s: wanted a driver with the function %s, found one without it. "
+          "Install a newer driver",
                       library_name, symbols[i].name);
   }
   return KVB_OK;

@@ -20,7 +20,8 @@ static int copy_from_list(const void *self, const char *sha256, void **data, siz
     const kvb_blob *blob = &list->blobs[i];
     if (blob->sha256 == NULL || blob->data == NULL || strcmp(blob->sha256, sha256) != 0) continue;
     *data = malloc(blob->size > 0 ? blob->size : 1);
-    if (*data == NULL) return kvb_fail(KVB_MEMORY_ERROR, "no memory for the %zu bytes of blob %s", blob->size, sha256);
+    if (*data == NULL) return kvb_fail(KVB_MEMORY_ERROR, "no memory for the %zu bytes of blob %s", blob->size,
+        sha256);
     memcpy(*data, blob->data, blob->size);
     *size = blob->size;
     return KVB_OK;

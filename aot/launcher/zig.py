@@ -29,10 +29,12 @@ HEADERS = (
 FFI_HEADERS = ("tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h", "dlpack/dlpack.h")
 
 # No optimisation may contract a multiply and an add, no symbol but the interface is visible, and nothing
-# that depends on the machine (paths, debug information, build ids) is kept.
+# that depends on the machine (paths, debug information, build ids) is kept. A launcher calls its own
+# functions, also where another one has been loaded globally.
 FLAGS = (
     "-std=c11", "-fPIC", "-shared", "-s", "-g0", "-ffp-contract=off", "-fno-sanitize=undefined",
-    "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wl,--build-id=none", "-pthread", "-ldl",
+    "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wl,--build-id=none", "-Wl,-Bsymbolic",
+    "-pthread", "-ldl",
 )  # fmt: skip
 
 _HERE = Path(__file__).parent

@@ -225,6 +225,12 @@ REFUSED = {
         "state_cache: wanted extents that 64-bit addresses can reach, found a shape and "
         "strides that pass them",
     ),
+    "stride overflow back to 0": (
+        'state_cache=T((5, 8, 1024), "float32", strides=(2**62, 1024, 1))',
+        VALUE,
+        "state_cache: wanted extents that 64-bit addresses can reach, found a shape and strides "
+        "that pass them",
+    ),
     "address overflow": (
         'positions=T((7,), "int64", 2**64 - 16)',
         VALUE,

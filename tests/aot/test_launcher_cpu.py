@@ -181,6 +181,14 @@ def test_forked_child_computes(kvb: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_another_launcher_loaded_globally_is_not_taken_for_it(bench: harness.Bench, tmp_path: Path) -> None:
+    for name in ("first.so", "second.so"):
+        (tmp_path / name).write_bytes(bench.launcher.read_bytes())
+    ctypes.CDLL(str(tmp_path / "first.so"), mode=os.RTLD_GLOBAL)
+    with pytest.raises(RuntimeError, match="close: cpu is not open"):
+        Functions(tmp_path / "second.so").close(0)
+
+
 def test_loads_without_tvm_ffi(bench: harness.Bench, tmp_path: Path) -> None:
     said, _ = bench.run(
         """

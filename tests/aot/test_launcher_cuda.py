@@ -55,7 +55,8 @@ def test_every_argument_by_its_bytes(run: Any, bench: tuple[harness.Bench, Path]
         "boundary_token_indices": 0x400008, "block_table": 0x500004, "rms_norm_weight": 0x600010,
         "cos_sin_cache": 0x700010, "kv_slot_mapping": 0x800008, "kv_cache": 0x900010, "scratch": 0,
         "num_blocks": 5, "state_page_stride": 8208, "state_row_stride": 1024, "block_size": 8,
-        "num_tokens": 7, "num_reqs": 2, "blocks_per_req": 6, "block_table_stride": 9, "max_pos": 11, "cos_sin_stride": 80,
+        "num_tokens": 7, "num_reqs": 2,
+        "blocks_per_req": 6, "block_table_stride": 9, "max_pos": 11, "cos_sin_stride": 80,
         "kv_pages": 3, "kv_page_stride": 37456, "weight_is_fp32": 0,
         "rms_norm_eps": struct.unpack("<f", struct.pack("<f", 1e-6))[0],
     }  # fmt: skip
@@ -482,6 +483,31 @@ def test_threads_while_another_opens_and_closes(run: Any) -> None:
         KVB_STANDIN_LOG="/dev/null",
     )
     assert said == [800, [], 800, None]
+
+
+def test_close_waits_for_a_call_in_flight(run: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    said, calls = run(
+        """
+        import threading, time
+        kvb.open()
+        answers = []
+        call = threading.Thread(target=lambda: answers.append(kvb.compress(operands())))
+        call.start()
+        while "waits" not in open(os.environ["KVB_STANDIN_LOG"]).read():
+            time.sleep(0.001)
+        close = threading.Thread(target=lambda: answers.append(kvb.close()))
+        close.start()
+        close.join(0.2)
+        waits = close.is_alive()
+        open(os.environ["KVB_STANDIN_GATE"], "w").close()
+        call.join(); close.join()
+        say([waits, answers])
+        """,
+        KVB_STANDIN_GATE=str(gate),
+    )
+    assert said == [True, [None, None]]
+    assert names(calls, "launch", "cuLibraryUnload") == ["launch", *["cuLibraryUnload"] * 3]
 
 
 def test_errors_belong_to_their_thread(run: Any) -> None:

@@ -18,7 +18,8 @@ NAMES = (
 )  # fmt: skip
 DTYPES = {
     "float32": (FLOAT, 32), "int32": (INT, 32), "int64": (INT, 64),
-    "bfloat16": (BFLOAT, 16), "uint8": (UINT, 8), "float16": (FLOAT, 16), "float64": (FLOAT, 64), "int8": (INT, 8), "bool": (6, 8),
+    "bfloat16": (BFLOAT, 16), "uint8": (UINT, 8),
+    "float16": (FLOAT, 16), "float64": (FLOAT, 64), "int8": (INT, 8), "bool": (6, 8),
 }  # fmt: skip
 
 

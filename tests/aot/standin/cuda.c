@@ -83,11 +83,13 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
   return 0;
 }
 
-EXPORT int cuLibraryLoadData(void **library, const void *image, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
+EXPORT int cuLibraryLoadData(void **library, const void *image, void *a, void *b, unsigned c, void *d, void *e,
+    unsigned f) {
   FAIL_ON_DEMAND("cuLibraryLoadData");
   if (a != 0 || b != 0 || c != 0 || d != 0 || e != 0 || f != 0) return 1;
   *library = (void *)(uintptr_t)(0x1000 + ++libraries);
-  record("cuLibraryLoadData", ",\"library\":%zu,\"magic\":%d,\"tag\":%d", (size_t)*library, ((const unsigned char *)image)[0],
+  record("cuLibraryLoadData", ",\"library\":%zu,\"magic\":%d,\"tag\":%d", (size_t)*library,
+      ((const unsigned char *)image)[0],
          ((const unsigned char *)image)[63]);
   return 0;
 }
@@ -108,7 +110,8 @@ EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
 EXPORT int cuKernelGetFunction(void **function, void *kernel) {
   FAIL_ON_DEMAND("cuKernelGetFunction");
   *function = kernel;
-  record("cuKernelGetFunction", ",\"context\":%zu,\"name\":\"%s\"", (size_t)current(), entries[((uintptr_t)kernel - 0x2000) % 256]);
+  record("cuKernelGetFunction", ",\"context\":%zu,\"name\":\"%s\"", (size_t)current(),
+      entries[((uintptr_t)kernel - 0x2000) % 256]);
   return 0;
 }
 
@@ -121,7 +124,8 @@ EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int devi
 
 EXPORT int cuFuncLoad(void *function) {
   FAIL_ON_DEMAND("cuFuncLoad");
-  record("cuFuncLoad", ",\"context\":%zu,\"name\":\"%s\"", (size_t)current(), entries[((uintptr_t)function - 0x2000) % 256]);
+  record("cuFuncLoad", ",\"context\":%zu,\"name\":\"%s\"", (size_t)current(),
+      entries[((uintptr_t)function - 0x2000) % 256]);
   return 0;
 }
 
@@ -130,7 +134,8 @@ static void record_launch(const config *c, void *function, void **parameters) {
   for (unsigned i = 0; i < c->num_attributes; ++i) {
     size_t at = strlen(attributes);
     const unsigned *n = c->attributes[i].value.numbers;
-    snprintf(attributes + at, sizeof attributes - at, "%s[%d,%u,%u,%u]", i == 0 ? "" : ",", c->attributes[i].id, n[0], n[1], n[2]);
+    snprintf(attributes + at, sizeof attributes - at, "%s[%d,%u,%u,%u]", i == 0 ? "" : ",",
+        c->attributes[i].id, n[0], n[1], n[2]);
   }
   record("launch",
          ",\"name\":\"%s\",\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"shared\":%u,\"stream\":%zu,\"context\":%zu,"
@@ -139,9 +144,11 @@ static void record_launch(const config *c, void *function, void **parameters) {
          (size_t)c->stream, (size_t)current(), attributes, argument_bytes(parameters, arguments, sizeof arguments));
 }
 
-EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+    unsigned bz,
                           unsigned shared, void *stream, void **parameters, void **extra) {
   FAIL_ON_DEMAND("cuLaunchKernel");
+  wait_at_gate("cuLaunchKernel");
   if (extra != NULL) return 1;
   config c = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};
   record_launch(&c, function, parameters);
@@ -180,7 +187,8 @@ EXPORT int cuMemPoolDestroy(void *pool) {
 EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t bytes, void *pool, void *stream) {
   FAIL_ON_DEMAND("cuMemAllocFromPoolAsync");
   *address = 0x5c0000;
-  record("cuMemAllocFromPoolAsync", ",\"bytes\":%zu,\"pool\":%zu,\"stream\":%zu", bytes, (size_t)pool, (size_t)stream);
+  record("cuMemAllocFromPoolAsync", ",\"bytes\":%zu,\"pool\":%zu,\"stream\":%zu", bytes, (size_t)pool,
+      (size_t)stream);
   return 0;
 }
 

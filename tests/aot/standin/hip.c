@@ -67,6 +67,7 @@ EXPORT int hipModuleGetFunction(void **function, void *module, const char *name)
 EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                  unsigned bz, unsigned shared, void *stream, void **parameters, void **extra) {
   FAIL_ON_DEMAND("hipModuleLaunchKernel");
+  wait_at_gate("hipModuleLaunchKernel");
   char arguments[4096];
   if (extra != NULL) return 1;
   record("launch",

@@ -5,6 +5,7 @@
  * KVB_STANDIN_ARGS     bytes of each kernel argument, separated by commas
  * KVB_STANDIN_DEVICES  how many devices there are (2)
  * KVB_STANDIN_POOLS    0: devices without memory pools
+ * KVB_STANDIN_GATE     a launch waits until this file exists
  * KVB_STANDIN_VERSION  what the driver says its version is */
 #ifndef RECORD_H
 #define RECORD_H
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -52,6 +54,13 @@ static int demanded(const char *function, int *count) {
     if (*rest == '=') return atoi(rest + 1);
   }
   return 0;
+}
+
+static void wait_at_gate(const char *function) {
+  const char *path = getenv("KVB_STANDIN_GATE");
+  if (path == NULL) return;
+  record(function, ",\"waits\":1");
+  while (access(path, F_OK) != 0) usleep(1000);
 }
 
 #define FAIL_ON_DEMAND(function)                     \
