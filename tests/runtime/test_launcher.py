@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import struct
 import tempfile
 from collections.abc import Callable
@@ -140,6 +141,7 @@ def test_a_child_of_fork_can_load_while_the_parent_held_the_lock(
     with module._lock:
         child = os.fork()
         if child == 0:
+            signal.alarm(20)  # a child that waits for ever is a failure, not a leftover
             os._exit(0 if marks(load(samples, content)) == 7 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -345,6 +346,7 @@ def test_a_child_of_fork_computes_too(cpu: runtime.Operator, cpu_bundle: Path) -
     wanted = cpu.c128_256_512_compress(*arrays)
     child = os.fork()
     if child == 0:
+        signal.alarm(20)
         same = np.array_equal(cpu.c128_256_512_compress(*arrays), wanted)
         again = runtime.load(cpu_bundle, device="cpu")
         os._exit(0 if same and np.array_equal(again.c128_256_512_compress(*arrays), wanted) else 1)
