@@ -30,6 +30,14 @@ def test_every_thread_count_gives_the_same_bytes(
     assert len(found) == 1
 
 
+def test_a_divided_output_without_a_live_row_is_skipped(new_copy: Callable[[], Any]) -> None:
+    kernel = new_copy()
+    for outputs in (1, 2, 3):
+        x = make(Workload(1, outputs * 128, 128), seed=outputs)
+        x.block_table[:, -16:] = -1  # the last window
+        kernel.check(x)
+
+
 def test_many_callers_at_once(new_copy: Callable[[], Any]) -> None:
     kernel = new_copy()
     launches = [make(Workload(1, windows * 128, 128), seed=windows) for windows in (1, 2, 3, 5, 8, 20, 1, 2)]
