@@ -170,7 +170,7 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
                     layout=layout,
                     max_outputs=row.max_outputs,
                     kernels=tuple(kernel.name for kernel in made),
-                    scratch_per_output=route.scratch_per_output(row.tile),
+                    scratch_per_output=route.scratch_per_output(layout, row.tile),
                 )
             )
     used = sorted({source for kernel in kernels.values() for source in kernel.unit.sources})

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ..contract import HEAD_DIM, SPECIALISED_BLOCK_SIZE, STATE_WIDTH, WINDOW_PARTS
+from ..contract import HEAD_DIM, LEAF_ROWS, SPECIALISED_BLOCK_SIZE
 
 LAYOUTS = ("aligned", "general")
+SOURCES = ("compress.py", "scan.py", "finalize.py", "../contract.py")
+# Dimensions a warp of the cluster kernel needs at least.
+CLUSTER_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class Tile:
             ("num_warps", self.num_warps in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16"),
             ("num_stages", self.num_stages <= 8, "1 to 8"),
             ("cluster", not (self.cluster and self.block_d == HEAD_DIM), "false where block_d is 512"),
+            ("block_t", not (self.cluster and self.block_t != LEAF_ROWS), "4 where cluster is true"),
+            (
+                "num_warps",
+                not (self.cluster and self.num_warps * CLUSTER_TILE > self.block_d),
+                f"{self.block_d // CLUSTER_TILE} at most where cluster is true and block_d {self.block_d}",
+            ),
         )
         for name, right, text in wanted:
             if not right:
@@ -102,6 +111,7 @@ ARGS: tuple[Arg, ...] = (
     Arg("state_row_stride", "i64"),
     Arg("block_size", "i64"),
     Arg("num_tokens", "i64"),
+    Arg("num_outputs", "i64"),
     Arg("num_reqs", "i64"),
     Arg("blocks_per_req", "i64"),
     Arg("block_table_stride", "i64"),
@@ -148,69 +158,50 @@ class KernelForm:
     y: int
 
 
-def scratch_per_output(tile: Tile) -> int:
+def scratch_per_output(layout: str, tile: Tile) -> int:
     """Bytes of scratch an output needs: the un-normalised vector where two launches share it, else none."""
-    return 4 * HEAD_DIM if tile.block_d < HEAD_DIM and not tile.cluster else 0
+    fused = tile.block_d == HEAD_DIM or (tile.cluster and layout == "aligned")
+    return 0 if fused else 4 * HEAD_DIM
 
 
 def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
-    """The kernels, in launch order, that compute one output with this tile."""
+    """The kernels, in launch order, that compute one output with this tile.
+
+    The cluster kernel knows the aligned layout only: the general one of a cluster tile takes two launches.
+    """
     aligned = layout == "aligned"
     common: tuple[tuple[str, int | bool], ...] = (
         ("RATIO", ratio),
         ("BLOCK_SIZE", SPECIALISED_BLOCK_SIZE if aligned else 0),
     )
-    scan = (*common, ("BLOCK_T", tile.block_t), ("NUM_STAGES", tile.num_stages))
-    scan_sources = ("compress.py", "scan.py", "finalize.py", "../contract.py")
-    if tile.cluster or tile.block_d == HEAD_DIM:
+    if tile.cluster and aligned:
         return (
             KernelForm(
-                function="compress_fused",
-                source="compress.py",
-                sources=scan_sources,
-                constexprs=scan,
+                function="compress_cluster",
+                source="cluster.py",
+                sources=(*SOURCES, "cluster.py"),
+                constexprs=(*common, ("NUM_STAGES", tile.num_stages)),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
-                num_ctas=HEAD_DIM // tile.block_d if tile.cluster else 1,
+                num_ctas=HEAD_DIM // tile.block_d,
                 per_output=1,
                 y=1,
             ),
         )
+    scan = (*common, ("BLOCK_T", tile.block_t), ("NUM_STAGES", 1 if tile.cluster else tile.num_stages))
+    if tile.block_d == HEAD_DIM:
+        return (plain_form("compress_fused", scan, tile.num_warps, per_output=1),)
     return (
-        KernelForm(
-            function="compress_scan",
-            source="compress.py",
-            sources=scan_sources,
-            constexprs=(*scan, ("BLOCK_D", tile.block_d)),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            num_ctas=1,
-            per_output=HEAD_DIM // tile.block_d,
-            y=1,
+        plain_form(
+            "compress_scan", (*scan, ("BLOCK_D", tile.block_d)), tile.num_warps, HEAD_DIM // tile.block_d
         ),
-        KernelForm(
-            function="compress_finalize",
-            source="compress.py",
-            sources=scan_sources,
-            constexprs=common,
-            num_warps=4,
-            num_stages=1,
-            num_ctas=1,
-            per_output=1,
-            y=1,
-        ),
+        # One warp finishes an output without a barrier.
+        plain_form("compress_finalize", common, num_warps=1, per_output=1),
     )
 
 
-__all__ = [
-    "ALIGNED_FIELDS",
-    "ARGS",
-    "LAYOUTS",
-    "STATE_WIDTH",
-    "WINDOW_PARTS",
-    "Arg",
-    "KernelForm",
-    "Tile",
-    "kernels_for",
-    "scratch_per_output",
-]
+def plain_form(
+    function: str, constexprs: tuple[tuple[str, int | bool], ...], num_warps: int, per_output: int
+) -> KernelForm:
+    """A kernel of compress.py, which pipelines by its own NUM_STAGES."""
+    return KernelForm(function, "compress.py", SOURCES, constexprs, num_warps, 1, 1, per_output, 1)

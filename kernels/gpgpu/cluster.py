@@ -1,0 +1,254 @@
+"""The kernel for chips with thread-block clusters (NVIDIA sm_90 and above), in Gluon.
+
+A cluster owns an output; each of its blocks owns a group of dimensions of the whole window, keeps
+NUM_STAGES leaves of it under way by asynchronous copies, and exchanges nothing with the others but the
+sums of squares, through distributed shared memory. No scratch, one launch.
+
+The order of summation is scan.py's and finalize.py's, whose functions it calls: so are the bytes.
+"""
+
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from .compress import locate as _locate
+from .finalize import TILES, WIDTH
+from .finalize import finish as _finish
+from .finalize import load_rotation as _load_rotation
+from .finalize import load_weight as _load_weight
+from .finalize import tile_sums as _tile_sums
+from .scan import LEAST, PARTS, SCORE_OFFSET
+from .scan import combine_parts as _combine_parts
+from .scan import fold as _fold
+from .scan import leaf_floor as _leaf_floor
+from .scan import lookup as _lookup
+
+# The Triton kernels' own functions, compiled with explicit layouts.
+locate = gluon.jit(_locate.fn)
+finish = gluon.jit(_finish.fn)
+load_rotation = gluon.jit(_load_rotation.fn)
+load_weight = gluon.jit(_load_weight.fn)
+tile_sums = gluon.jit(_tile_sums.fn)
+combine_parts = gluon.jit(_combine_parts.fn)
+fold = gluon.jit(_fold.fn)
+leaf_floor = gluon.jit(_leaf_floor.fn)
+lookup = gluon.jit(_lookup.fn)
+
+
+@gluon.constexpr_function
+def doublings(first, count):
+    return [first << i for i in range(count)]
+
+
+@gluon.constexpr_function
+def log2(x):
+    return x.bit_length() - 1
+
+
+@gluon.constexpr_function
+def scan_layout(num_warps, num_ctas):
+    """[TILES, PARTS, WIDTH]: a warp holds all parts of 16 dimensions, a thread four dimensions of a part."""
+    blocks = [[x, 0, 0] for x in doublings(1, log2(num_ctas))]
+    return gl.BlockedLayout([1, 1, 4], [1, 8, 4], [num_warps, 1, 1], [2, 1, 0], blocks)
+
+
+@gluon.constexpr_function
+def flat_layout(num_warps, num_ctas):
+    """[TILES, WIDTH], placed as in the scan, each value in the eight threads that held its parts."""
+    share = 32 // num_ctas
+    registers = [[0, 1], [0, 2]] + [[x, 0] for x in doublings(num_warps, log2(share // num_warps))]
+    lanes = [[0, 4], [0, 8], [0, 0], [0, 0], [0, 0]]
+    warps = [[x, 0] for x in doublings(1, log2(num_warps))]
+    blocks = [[x, 0] for x in doublings(share, log2(num_ctas))]
+    return gl.DistributedLinearLayout(registers, lanes, warps, blocks, [32, 16])
+
+
+@gluon.constexpr_function
+def everywhere_layout(num_warps, num_ctas):
+    """[TILES], one value a lane, in every warp of every block."""
+    lanes = [[x] for x in doublings(1, 5)]
+    return gl.DistributedLinearLayout([], lanes, [[0]] * log2(num_warps), [[0]] * log2(num_ctas), [32])
+
+
+@gluon.jit
+def load_pages(part, table_row, column, blocks_per_req, num_blocks, RATIO: gl.constexpr):
+    """The pages of each part, -1 where there is none: a tuple of [PARTS], one more than whole pages need.
+
+    All at once and before any row: a load that waits for a load would leave the memory idle in between.
+    """
+    pages = ()
+    for page in gl.static_range(RATIO // PARTS // 8 + 1):
+        pages = pages + (lookup(table_row, column + (part >> 3) + page, blocks_per_req, num_blocks),)
+    return pages
+
+
+@gluon.jit
+def part_row(
+    pages, row: gl.constexpr, part, in_page, below, state_page_stride, state_row_stride, WHOLE: gl.constexpr
+):  # fmt: skip
+    """Offset [PARTS] of row `row` of each part; -1 where it does not exist.
+
+    WHOLE: every row exists and the window begins with a page.
+    """
+    if WHOLE:
+        return pages[row >> 3] * state_page_stride + (row & 7) * state_row_stride
+    else:
+        within = in_page + (row & 7)
+        page = gl.where(within >= 8, pages[(row >> 3) + 1], pages[row >> 3])
+        exists = (page >= 0) & (part + row >= below)
+        return gl.where(exists, page * state_page_stride + (within & 7) * state_row_stride, -1)
+
+
+@gluon.jit
+def copy_leaf(
+    ring, leaf: gl.constexpr, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
+    STAGES: gl.constexpr, WHOLE: gl.constexpr,
+):  # fmt: skip
+    """Starts the copies of a leaf, four rows of each part, as one group."""
+    for row in gl.static_range(4):
+        offset = part_row(
+            pages, leaf * 4 + row, part, in_page, below, state_page_stride, state_row_stride, WHOLE
+        )
+        value = ring.index((leaf % STAGES) * 8 + row * 2)
+        score = ring.index((leaf % STAGES) * 8 + row * 2 + 1)
+        if WHOLE:
+            pointer = lane + offset[None, :, None]
+            async_copy.async_load(value, pointer)
+            async_copy.async_load(score, pointer + SCORE_OFFSET)
+        else:
+            # The -1 of a missing row hides from the compiler that strides are multiples of 16.
+            pointer = lane + ((offset >> 4) << 4)[None, :, None]
+            async_copy.async_load(value, pointer, mask=(offset >= 0)[None, :, None])
+            async_copy.async_load(score, pointer + SCORE_OFFSET, mask=(offset >= 0)[None, :, None])
+    async_copy.commit_group()
+
+
+@gluon.jit
+def read_row(
+    ring, leaf: gl.constexpr, row: gl.constexpr, offset, STAGES: gl.constexpr, LAYOUT: gl.constexpr,
+    WHOLE: gl.constexpr,
+):  # fmt: skip
+    value = ring.index((leaf % STAGES) * 8 + row * 2).load(LAYOUT)
+    score = ring.index((leaf % STAGES) * 8 + row * 2 + 1).load(LAYOUT)
+    if not WHOLE:
+        mask = (offset >= 0)[None, :, None]
+        value = gl.where(mask, value, 0.0)
+        score = gl.where(mask, score, float("-inf"))
+    return value, score
+
+
+@gluon.jit
+def fold_leaf(
+    ring, leaf: gl.constexpr, pages, part, in_page, below, state_page_stride, state_row_stride, top, weight,
+    total, STAGES: gl.constexpr, LAYOUT: gl.constexpr, WHOLE: gl.constexpr,
+):  # fmt: skip
+    r0 = part_row(pages, leaf * 4, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
+    r1 = part_row(pages, leaf * 4 + 1, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
+    r2 = part_row(pages, leaf * 4 + 2, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
+    r3 = part_row(pages, leaf * 4 + 3, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
+    v0, s0 = read_row(ring, leaf, 0, r0, STAGES, LAYOUT, WHOLE)
+    v1, s1 = read_row(ring, leaf, 1, r1, STAGES, LAYOUT, WHOLE)
+    v2, s2 = read_row(ring, leaf, 2, r2, STAGES, LAYOUT, WHOLE)
+    v3, s3 = read_row(ring, leaf, 3, r3, STAGES, LAYOUT, WHOLE)
+    if WHOLE:
+        floor = LEAST
+    else:
+        floor = leaf_floor(r0, r1, r2, r3)
+    return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, WHOLE)
+
+
+@gluon.jit
+def stream_leaves(
+    ring, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
+    RATIO: gl.constexpr, STAGES: gl.constexpr, LAYOUT: gl.constexpr, WHOLE: gl.constexpr,
+):  # fmt: skip
+    """The window's leaves through the ring, STAGES under way at a time; returns the parts' states."""
+    LEAVES: gl.constexpr = RATIO // PARTS // 4
+    for leaf in gl.static_range(min(STAGES, LEAVES)):
+        copy_leaf(
+            ring, leaf, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
+            STAGES, WHOLE,
+        )  # fmt: skip
+    top = gl.full([TILES, PARTS, WIDTH], float("-inf"), gl.float32, LAYOUT)
+    weight = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
+    total = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
+    for leaf in gl.static_range(LEAVES):
+        async_copy.wait_group(min(STAGES, LEAVES - leaf) - 1)
+        top, weight, total = fold_leaf(
+            ring, leaf, pages, part, in_page, below, state_page_stride, state_row_stride, top, weight, total,
+            STAGES, LAYOUT, WHOLE,
+        )  # fmt: skip
+        if leaf + STAGES < LEAVES:
+            copy_leaf(
+                ring, leaf + STAGES, lane, pages, part, in_page, below, state_page_stride,
+                state_row_stride, STAGES, WHOLE,
+            )  # fmt: skip
+    return top, weight, total
+
+
+@gluon.jit
+def stream_window(
+    state_cache, request, position, block_table, block_table_stride, blocks_per_req, num_blocks,
+    state_page_stride, state_row_stride, RATIO: gl.constexpr, STAGES: gl.constexpr,
+    LAYOUT: gl.constexpr, SHARED: gl.constexpr,
+):  # fmt: skip
+    """The parts' states [TILES, PARTS, WIDTH] of the window that ends at `position`."""
+    tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    inner = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    lane = state_cache + (tile[:, None, None] * WIDTH + inner[None, None, :])
+    part = gl.arange(0, PARTS, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))) * (RATIO // PARTS)
+    first = position - (RATIO - 1)
+    in_page = (first & 7).to(gl.int32)
+    table_row = block_table + request * block_table_stride
+    pages = load_pages(part, table_row, first >> 3, blocks_per_req, num_blocks, RATIO)
+    least = part * 0
+    for page in gl.static_range(RATIO // PARTS // 8):
+        least = least | pages[page]
+    ring = gl.allocate_shared_memory(gl.float32, [STAGES * 8, TILES, PARTS, WIDTH], SHARED)
+    # The window of a true boundary token begins with a page and has all its rows: no masks then.
+    if (in_page == 0) & (first >= 0) & (gl.min(least, axis=0) >= 0):
+        top, weight, total = stream_leaves(
+            ring, lane, pages, part, in_page, -first, state_page_stride,
+            state_row_stride, RATIO, STAGES, LAYOUT, True,
+        )  # fmt: skip
+    else:
+        top, weight, total = stream_leaves(
+            ring, lane, pages, part, in_page, -first, state_page_stride,
+            state_row_stride, RATIO, STAGES, LAYOUT, False,
+        )  # fmt: skip
+    return top, weight, total
+
+
+@gluon.jit
+def compress_cluster(
+    state_cache, token_to_req, positions, boundary_token_indices, block_table, rms_norm_weight,
+    cos_sin_cache, kv_slot_mapping, kv_cache, scratch, num_blocks, state_page_stride, state_row_stride,
+    block_size, num_tokens, num_outputs, num_reqs, blocks_per_req, block_table_stride, max_pos,
+    cos_sin_stride, kv_pages, kv_page_stride, weight_is_fp32, rms_norm_eps,
+    RATIO: gl.constexpr, BLOCK_SIZE: gl.constexpr, NUM_STAGES: gl.constexpr,
+):  # fmt: skip
+    """One cluster owns an output: scan and finish in one launch. Block size 8 and aligned operands only."""
+    LAYOUT: gl.constexpr = scan_layout(gl.num_warps(), gl.num_ctas())
+    SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0], LAYOUT.cga_layout)
+    FLAT: gl.constexpr = flat_layout(gl.num_warps(), gl.num_ctas())
+    EVERYWHERE: gl.constexpr = everywhere_layout(gl.num_warps(), gl.num_ctas())
+    output = gl.program_id(0).to(gl.int64)
+    request, position, rotary, slot, wanted = locate(
+        output, boundary_token_indices, token_to_req, positions, kv_slot_mapping, num_tokens, num_outputs,
+        num_reqs, max_pos, kv_pages, RATIO,
+    )  # fmt: skip
+    if wanted:
+        dim = gl.arange(0, TILES, gl.SliceLayout(1, FLAT))[:, None] * WIDTH
+        dim += gl.arange(0, WIDTH, gl.SliceLayout(0, FLAT))[None, :]
+        # Loaded before the scan, so that their latency is not added to the tail.
+        norm_weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
+        cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
+        top, weight, total = stream_window(
+            state_cache, request, position, block_table, block_table_stride, blocks_per_req, num_blocks,
+            state_page_stride, state_row_stride, RATIO, NUM_STAGES, LAYOUT, SHARED,
+        )  # fmt: skip
+        c, exists = combine_parts(top, weight, total, TILES, WIDTH)
+        c = gl.convert_layout(c, FLAT, assert_trivial=True)
+        exists = gl.convert_layout(exists, FLAT, assert_trivial=True)
+        squares = gl.convert_layout(tile_sums(c * c), EVERYWHERE)
+        finish(c, squares, exists, dim, slot, norm_weight, cos, sin, kv_cache, kv_page_stride, rms_norm_eps)
