@@ -56,3 +56,9 @@ def test_every_link_leads_somewhere() -> None:
         assert "://" in target or (ROOT / target).exists(), target
     for path in re.findall(r"`((?:aot|kernels|runtime|docs|tests|benchmarks)/[^` ]+)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_no_shown_command_failed() -> None:
+    shown = "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL))
+    for words in ("kvbuild: ", "Traceback", "failed"):
+        assert words not in shown
