@@ -357,4 +357,4 @@ def test_a_real_kernel_of_the_route_compiles_and_can_be_launched(
     assert result.manifest is not None
     for kernel in result.manifest.targets[0].kernels:
         assert kernel.hidden == 2
-        assert kernel.args[-1].offset + kernel.args[-1].size == 184
+        assert kernel.args[-1].offset + kernel.args[-1].size == 192

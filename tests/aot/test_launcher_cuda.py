@@ -55,7 +55,7 @@ def test_every_argument_by_its_bytes(run: Any, bench: tuple[harness.Bench, Path]
         "boundary_token_indices": 0x400008, "block_table": 0x500004, "rms_norm_weight": 0x600010,
         "cos_sin_cache": 0x700010, "kv_slot_mapping": 0x800008, "kv_cache": 0x900010, "scratch": 0,
         "num_blocks": 5, "state_page_stride": 8208, "state_row_stride": 1024, "block_size": 8,
-        "num_tokens": 7, "num_reqs": 2,
+        "num_tokens": 7, "num_outputs": 3, "num_reqs": 2,
         "blocks_per_req": 6, "block_table_stride": 9, "max_pos": 11, "cos_sin_stride": 80,
         "kv_pages": 3, "kv_page_stride": 37456, "weight_is_fp32": 0,
         "rms_norm_eps": struct.unpack("<f", struct.pack("<f", 1e-6))[0],

@@ -68,7 +68,7 @@ def test_names_are_unique_and_say_what_the_kernel_is() -> None:
     (target,) = plan("nvidia:sm_90", rows=table((None, CLUSTER))).targets
     names = [kernel.name for kernel in target.kernels]
     assert names == sorted(set(names))
-    assert "compress_fused-c128-aligned-t4d64s1w4n1c" in names
+    assert "compress_cluster-c128-aligned-t4d64s1w4n1c" in names
 
 
 def test_without_the_specialised_block_size_only_general_variants_are_planned() -> None:
