@@ -7,7 +7,17 @@ whatever the indices say.
 import triton
 import triton.language as tl
 
-from .finalize import GROUPS, HEAD_DIM, KV_BLOCK_SIZE, TILES, WIDTH, finish, load_rotation, load_weight, tile_sums
+from .finalize import (
+    GROUPS,
+    HEAD_DIM,
+    KV_BLOCK_SIZE,
+    TILES,
+    WIDTH,
+    finish,
+    load_rotation,
+    load_weight,
+    tile_sums,
+)
 from .scan import SCAN_WIDTH, scan_window
 
 
@@ -56,7 +66,10 @@ def compress_fused(
         )  # fmt: skip
         c = tl.reshape(c, (TILES, WIDTH))
         exists = tl.reshape(exists, (TILES, WIDTH))
-        finish(c, tile_sums(c * c), exists, dim, slot, weight, cos, sin, kv_cache, kv_page_stride, rms_norm_eps)
+        finish(
+            c, tile_sums(c * c), exists, dim, slot, weight, cos, sin, kv_cache, kv_page_stride,
+            rms_norm_eps,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -68,7 +81,7 @@ def compress_scan(
     RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """First of two launches: one program scans BLOCK_D dimensions of an output into scratch [outputs, 512]."""
+    """First of two launches: a program scans BLOCK_D dimensions of an output into scratch [outputs, 512]."""
     SHARE: tl.constexpr = BLOCK_D // SCAN_WIDTH
     program = tl.program_id(0).to(tl.int64)
     output = program // (HEAD_DIM // BLOCK_D)
@@ -109,5 +122,6 @@ def compress_finalize(
         cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
         c = tl.load(row + dim)
         finish(
-            c, tile_sums(c * c), c != float("-inf"), dim, slot, weight, cos, sin, kv_cache, kv_page_stride, rms_norm_eps,
+            c, tile_sums(c * c), c != float("-inf"), dim, slot, weight, cos, sin, kv_cache, kv_page_stride,
+            rms_norm_eps,
         )  # fmt: skip
