@@ -17,8 +17,7 @@ from .finalize import finish as _finish
 from .finalize import load_rotation as _load_rotation
 from .finalize import load_weight as _load_weight
 from .finalize import tile_sums as _tile_sums
-from .scan import LEAST, PARTS, SCORE_OFFSET
-from .scan import combine_parts as _combine_parts
+from .scan import LEAST, LOG2E, PARTS, SCORE_OFFSET
 from .scan import fold as _fold
 from .scan import leaf_floor as _leaf_floor
 from .scan import lookup as _lookup
@@ -29,7 +28,6 @@ finish = gluon.jit(_finish.fn)
 load_rotation = gluon.jit(_load_rotation.fn)
 load_weight = gluon.jit(_load_weight.fn)
 tile_sums = gluon.jit(_tile_sums.fn)
-combine_parts = gluon.jit(_combine_parts.fn)
 fold = gluon.jit(_fold.fn)
 leaf_floor = gluon.jit(_leaf_floor.fn)
 lookup = gluon.jit(_lookup.fn)
@@ -153,7 +151,7 @@ def fold_leaf(
     if WHOLE:
         floor = LEAST
     else:
-        floor = leaf_floor(r0, r1, r2, r3)
+        floor = leaf_floor(r0, r1, r2, r3)[None, :, None]
     return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, WHOLE)
 
 
@@ -220,6 +218,20 @@ def stream_window(
 
 
 @gluon.jit
+def merge_neighbours(top, weight, total, COUNT: gl.constexpr):
+    """[TILES, COUNT, WIDTH] -> [TILES, COUNT / 2, WIDTH]: scan.merge, between lanes of a warp.
+
+    Each sum has two terms, so its order is that of scan.merge whatever the layout.
+    """
+    top = gl.reshape(top, (TILES, COUNT // 2, 2, WIDTH))
+    peak = gl.max(top, axis=2)
+    finite = gl.where(peak == float("-inf"), 0.0, peak)
+    scale = gl.exp2((top - finite[:, :, None, :]) * LOG2E)
+    weight = gl.sum(gl.reshape(weight, (TILES, COUNT // 2, 2, WIDTH)) * scale, axis=2)
+    return peak, weight, gl.sum(gl.reshape(total, (TILES, COUNT // 2, 2, WIDTH)) * scale, axis=2)
+
+
+@gluon.jit
 def compress_cluster(
     state_cache, token_to_req, positions, boundary_token_indices, block_table, rms_norm_weight,
     cos_sin_cache, kv_slot_mapping, kv_cache, scratch, num_blocks, state_page_stride, state_row_stride,
@@ -247,8 +259,11 @@ def compress_cluster(
             state_cache, request, position, block_table, block_table_stride, blocks_per_req, num_blocks,
             state_page_stride, state_row_stride, RATIO, NUM_STAGES, LAYOUT, SHARED,
         )  # fmt: skip
-        c, exists = combine_parts(top, weight, total, TILES, WIDTH)
+        top, weight, total = merge_neighbours(top, weight, total, 8)
+        top, weight, total = merge_neighbours(top, weight, total, 4)
+        top, weight, total = merge_neighbours(top, weight, total, 2)
+        c = gl.reshape(gl.div_rn(total, weight), (TILES, WIDTH))
         c = gl.convert_layout(c, FLAT, assert_trivial=True)
-        exists = gl.convert_layout(exists, FLAT, assert_trivial=True)
+        exists = gl.convert_layout(gl.reshape(top, (TILES, WIDTH)), FLAT, assert_trivial=True) > float("-inf")
         squares = gl.convert_layout(tile_sums(c * c), EVERYWHERE)
         finish(c, squares, exists, dim, slot, norm_weight, cos, sin, kv_cache, kv_page_stride, rms_norm_eps)

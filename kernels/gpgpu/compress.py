@@ -1,4 +1,4 @@
-"""The GPGPU route's kernels. One program computes one output, or one dimension group of it.
+"""The GPGPU route's kernels. One program computes one output, or a part of one output's window.
 
 All take the arguments of route.ARGS in that order; nothing outside their tensors is read or written,
 whatever the indices say.
@@ -7,18 +7,11 @@ whatever the indices say.
 import triton
 import triton.language as tl
 
-from .finalize import (
-    GROUPS,
-    HEAD_DIM,
-    KV_BLOCK_SIZE,
-    TILES,
-    WIDTH,
-    finish,
-    load_rotation,
-    load_weight,
-    tile_sums,
-)
-from .scan import SCAN_WIDTH, scan_window
+from .finalize import HEAD_DIM, KV_BLOCK_SIZE, TILES, WIDTH, finish, load_rotation, load_weight, tile_sums
+from .scan import merge, scan_rows
+
+# A state in scratch: largest score, sum of weights, weighted sum; 512 fp32 each.
+STATE = tl.constexpr(3 * 512)
 
 
 @triton.jit
@@ -45,29 +38,27 @@ def compress_fused(
     cos_sin_cache, kv_slot_mapping, kv_cache, scratch, num_blocks, state_page_stride, state_row_stride,
     block_size, num_tokens, num_outputs, num_reqs, blocks_per_req, block_table_stride, max_pos,
     cos_sin_stride, kv_pages, kv_page_stride, weight_is_fp32, rms_norm_eps,
-    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr,
+    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program, or one cluster, owns an output: scan and finish in one launch, no scratch."""
+    """One program owns an output: scan and finish in one launch, no scratch."""
     output = tl.program_id(0).to(tl.int64)
     request, position, rotary, slot, wanted = locate(
         output, boundary_token_indices, token_to_req, positions, kv_slot_mapping, num_tokens, num_outputs,
         num_reqs, max_pos, kv_pages, RATIO,
     )  # fmt: skip
     if wanted:
-        dim = tl.arange(0, TILES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        # Loaded before the scan, so that their latency is not added to the tail.
-        weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
-        cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
-        scanned = tl.arange(0, GROUPS)[:, None] * SCAN_WIDTH + tl.arange(0, SCAN_WIDTH)[None, :]
-        c, exists = scan_window(
-            state_cache, block_table + request * block_table_stride, position, num_blocks,
-            state_page_stride, state_row_stride, block_size, blocks_per_req, scanned, RATIO, BLOCK_SIZE,
-            BLOCK_T, NUM_STAGES, GROUPS,
+        top, weight, total = scan_rows(
+            state_cache, block_table + request * block_table_stride, position - (RATIO - 1), num_blocks,
+            state_page_stride, state_row_stride, block_size, blocks_per_req, tl.arange(0, HEAD_DIM), RATIO,
+            BLOCK_SIZE, NUM_STAGES, 1, HEAD_DIM,
         )  # fmt: skip
-        c = tl.reshape(c, (TILES, WIDTH))
-        exists = tl.reshape(exists, (TILES, WIDTH))
+        dim = tl.arange(0, TILES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        norm_weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
+        cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
+        c = tl.reshape(tl.div_rn(total, weight), (TILES, WIDTH))
+        exists = tl.reshape(top, (TILES, WIDTH)) > float("-inf")
         finish(
-            c, tile_sums(c * c), exists, dim, slot, weight, cos, sin, kv_cache, kv_page_stride,
+            c, tile_sums(c * c), exists, dim, slot, norm_weight, cos, sin, kv_cache, kv_page_stride,
             rms_norm_eps,
         )  # fmt: skip
 
@@ -78,27 +69,47 @@ def compress_scan(
     cos_sin_cache, kv_slot_mapping, kv_cache, scratch, num_blocks, state_page_stride, state_row_stride,
     block_size, num_tokens, num_outputs, num_reqs, blocks_per_req, block_table_stride, max_pos,
     cos_sin_stride, kv_pages, kv_page_stride, weight_is_fp32, rms_norm_eps,
-    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr, NUM_STAGES: tl.constexpr,
+    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_STAGES: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """First of two launches: a program scans BLOCK_D dimensions of an output into scratch [outputs, 512]."""
-    SHARE: tl.constexpr = BLOCK_D // SCAN_WIDTH
-    program = tl.program_id(0).to(tl.int64)
-    output = program // (HEAD_DIM // BLOCK_D)
+    """First of two launches: one program scans a SPLIT-th of a window, BLOCK_D dimensions of it.
+
+    The states go to scratch [outputs, SPLIT, 3, 512].
+    """
+    GROUPS: tl.constexpr = HEAD_DIM // BLOCK_D
+    run = tl.program_id(0).to(tl.int64) // GROUPS
+    dim = (tl.program_id(0) % GROUPS) * BLOCK_D + tl.arange(0, BLOCK_D)
     request, position, rotary, slot, wanted = locate(
-        output, boundary_token_indices, token_to_req, positions, kv_slot_mapping, num_tokens, num_outputs,
-        num_reqs, max_pos, kv_pages, RATIO,
+        run // SPLIT, boundary_token_indices, token_to_req, positions, kv_slot_mapping, num_tokens,
+        num_outputs, num_reqs, max_pos, kv_pages, RATIO,
     )  # fmt: skip
     if wanted:
-        dim = tl.arange(0, SHARE)[:, None] * SCAN_WIDTH + tl.arange(0, SCAN_WIDTH)[None, :]
-        dim += (program % (HEAD_DIM // BLOCK_D)).to(tl.int32) * BLOCK_D
-        c, exists = scan_window(
-            state_cache, block_table + request * block_table_stride, position, num_blocks,
-            state_page_stride, state_row_stride, block_size, blocks_per_req, dim, RATIO, BLOCK_SIZE,
-            BLOCK_T, NUM_STAGES, SHARE,
+        first = position - (RATIO - 1) + (run % SPLIT) * (RATIO // SPLIT)
+        top, weight, total = scan_rows(
+            state_cache, block_table + request * block_table_stride, first, num_blocks, state_page_stride,
+            state_row_stride, block_size, blocks_per_req, dim, RATIO, BLOCK_SIZE, NUM_STAGES, SPLIT, BLOCK_D,
         )  # fmt: skip
-        # No window with a row in it yields -inf for want of a maximum: it tells the second launch.
-        tl.store(scratch + output * HEAD_DIM + dim, tl.where(exists, c, float("-inf")))
+        state = scratch + run * STATE + dim
+        tl.store(state, top)
+        tl.store(state + HEAD_DIM, weight)
+        tl.store(state + 2 * HEAD_DIM, total)
+
+
+@triton.jit
+def load_state(state):
+    return tl.load(state), tl.load(state + HEAD_DIM), tl.load(state + 2 * HEAD_DIM)
+
+
+@triton.jit
+def merge_states(state, COUNT: tl.constexpr):
+    """The states of COUNT neighbouring runs in scratch, merged as a balanced tree."""
+    if COUNT == 1:
+        top, weight, total = load_state(state)
+    else:
+        top_a, weight_a, total_a = merge_states(state, COUNT // 2)
+        top_b, weight_b, total_b = merge_states(state + COUNT // 2 * STATE, COUNT // 2)
+        top, weight, total = merge(top_a, weight_a, total_a, top_b, weight_b, total_b)
+    return top, weight, total
 
 
 @triton.jit
@@ -107,21 +118,21 @@ def compress_finalize(
     cos_sin_cache, kv_slot_mapping, kv_cache, scratch, num_blocks, state_page_stride, state_row_stride,
     block_size, num_tokens, num_outputs, num_reqs, blocks_per_req, block_table_stride, max_pos,
     cos_sin_stride, kv_pages, kv_page_stride, weight_is_fp32, rms_norm_eps,
-    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Second of two launches: one program finishes an output from scratch."""
+    """Second of two launches: one program merges an output's states and finishes it."""
     output = tl.program_id(0).to(tl.int64)
     request, position, rotary, slot, wanted = locate(
         output, boundary_token_indices, token_to_req, positions, kv_slot_mapping, num_tokens, num_outputs,
         num_reqs, max_pos, kv_pages, RATIO,
     )  # fmt: skip
     if wanted:
-        row = scratch + output * HEAD_DIM
         dim = tl.arange(0, TILES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
+        norm_weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
         cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
-        c = tl.load(row + dim)
+        top, weight, total = merge_states(scratch + output * (SPLIT * STATE) + dim, SPLIT)
+        c = tl.div_rn(total, weight)
         finish(
-            c, tile_sums(c * c), c != float("-inf"), dim, slot, weight, cos, sin, kv_cache, kv_page_stride,
-            rms_norm_eps,
+            c, tile_sums(c * c), top > float("-inf"), dim, slot, norm_weight, cos, sin, kv_cache,
+            kv_page_stride, rms_norm_eps,
         )  # fmt: skip

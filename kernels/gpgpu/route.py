@@ -14,18 +14,20 @@ LAYOUTS = ("aligned", "general")
 SOURCES = ("compress.py", "scan.py", "finalize.py", "../contract.py")
 # Dimensions a warp of the cluster kernel needs at least.
 CLUSTER_TILE = 16
+FINALIZE_WARPS = 4
 
 
 @dataclass(frozen=True)
 class Tile:
     """One tile config.
 
-    block_t: rows of each window part a loop step loads (a multiple of LEAF_ROWS).
-    block_d: dimensions a thread block owns; 512 makes one block own an output.
-    split:   thread blocks that share the rows of one dimension group.
-    num_warps, num_stages: as Triton means them.
+    block_t: rows a loop step loads; LEAF_ROWS.
+    block_d: dimensions a thread block owns.
+    split:   thread blocks that share the rows of one window, each with its own run of them.
+    num_warps: warps a thread block. num_stages: leaves of a window under way at a time.
     cluster: the blocks of one output form a thread-block cluster and finish it together in one launch
-             (NVIDIA sm_90 and above).
+             (NVIDIA sm_90 and above). Without, a block that does not own an output alone leaves it to
+             a second launch.
     """
 
     block_t: int
@@ -57,19 +59,15 @@ class Tile:
 
     def check(self) -> None:
         """Raises ValueError where no kernel of this route implements the combination."""
-        wanted = (
-            ("block_t", self.block_t in (4, 8, 16), "4, 8 or 16"),
-            ("block_d", self.block_d in (64, 128, 256, 512), "64, 128, 256 or 512"),
-            ("split", self.split == 1, "1"),
-            ("num_warps", self.num_warps in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16"),
+        dims = (64, 128, 256) if self.cluster else (64, 128, 256, HEAD_DIM)
+        warps = tuple(n for n in (1, 2, 4, 8, 16) if not self.cluster or n * CLUSTER_TILE <= self.block_d)
+        where = f"where cluster is {str(self.cluster).lower()}"
+        wanted: tuple[tuple[str, bool, str], ...] = (
+            ("block_t", self.block_t == LEAF_ROWS, str(LEAF_ROWS)),
+            ("block_d", self.block_d in dims, f"{_either(dims)} {where}"),
+            ("split", self.split in ((1,) if self.cluster else (1, 2, 4, 8)), f"1, 2, 4 or 8; 1 {where}"),
+            ("num_warps", self.num_warps in warps, _either(warps)),
             ("num_stages", self.num_stages <= 8, "1 to 8"),
-            ("cluster", not (self.cluster and self.block_d == HEAD_DIM), "false where block_d is 512"),
-            ("block_t", not (self.cluster and self.block_t != LEAF_ROWS), "4 where cluster is true"),
-            (
-                "num_warps",
-                not (self.cluster and self.num_warps * CLUSTER_TILE > self.block_d),
-                f"{self.block_d // CLUSTER_TILE} at most where cluster is true and block_d {self.block_d}",
-            ),
         )
         for name, right, text in wanted:
             if not right:
@@ -158,16 +156,23 @@ class KernelForm:
     y: int
 
 
+def _either(values: tuple[int, ...]) -> str:
+    return " or ".join(str(value) for value in values)
+
+
 def scratch_per_output(layout: str, tile: Tile) -> int:
-    """Bytes of scratch an output needs: the un-normalised vector where two launches share it, else none."""
-    fused = tile.block_d == HEAD_DIM or (tile.cluster and layout == "aligned")
-    return 0 if fused else 4 * HEAD_DIM
+    """Bytes of scratch an output needs: with a second launch, a state of three fp32 vectors a split."""
+    return 4 * 3 * HEAD_DIM * tile.split if _second_launch(layout, tile) else 0
+
+
+def _second_launch(layout: str, tile: Tile) -> bool:
+    return not (tile.cluster and layout == "aligned") and (tile.split > 1 or tile.block_d < HEAD_DIM)
 
 
 def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
     """The kernels, in launch order, that compute one output with this tile.
 
-    The cluster kernel knows the aligned layout only: the general one of a cluster tile takes two launches.
+    The cluster kernel knows the aligned layout only; the general one of a cluster tile is one block's.
     """
     aligned = layout == "aligned"
     common: tuple[tuple[str, int | bool], ...] = (
@@ -175,32 +180,33 @@ def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
         ("BLOCK_SIZE", SPECIALISED_BLOCK_SIZE if aligned else 0),
     )
     if tile.cluster and aligned:
-        return (
-            KernelForm(
-                function="compress_cluster",
-                source="cluster.py",
-                sources=(*SOURCES, "cluster.py"),
-                constexprs=(*common, ("NUM_STAGES", tile.num_stages)),
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
-                num_ctas=HEAD_DIM // tile.block_d,
-                per_output=1,
-                y=1,
-            ),
+        form = KernelForm(
+            function="compress_cluster",
+            source="cluster.py",
+            sources=(*SOURCES, "cluster.py"),
+            constexprs=(*common, ("NUM_STAGES", tile.num_stages)),
+            num_warps=tile.num_warps,
+            num_stages=1,
+            num_ctas=HEAD_DIM // tile.block_d,
+            per_output=1,
+            y=1,
         )
-    scan = (*common, ("BLOCK_T", tile.block_t), ("NUM_STAGES", 1 if tile.cluster else tile.num_stages))
-    if tile.block_d == HEAD_DIM:
-        return (plain_form("compress_fused", scan, tile.num_warps, per_output=1),)
+        return (form,)
+    staged = (*common, ("NUM_STAGES", tile.num_stages))
+    if not _second_launch(layout, tile):
+        return (_plain("compress_fused", staged, tile.num_warps, per_output=1),)
     return (
-        plain_form(
-            "compress_scan", (*scan, ("BLOCK_D", tile.block_d)), tile.num_warps, HEAD_DIM // tile.block_d
+        _plain(
+            "compress_scan",
+            (*staged, ("SPLIT", tile.split), ("BLOCK_D", tile.block_d)),
+            tile.num_warps,
+            per_output=tile.split * HEAD_DIM // tile.block_d,
         ),
-        # One warp finishes an output without a barrier.
-        plain_form("compress_finalize", common, num_warps=1, per_output=1),
+        _plain("compress_finalize", (*common, ("SPLIT", tile.split)), FINALIZE_WARPS, per_output=1),
     )
 
 
-def plain_form(
+def _plain(
     function: str, constexprs: tuple[tuple[str, int | bool], ...], num_warps: int, per_output: int
 ) -> KernelForm:
     """A kernel of compress.py, which pipelines by its own NUM_STAGES."""

@@ -1,4 +1,9 @@
-"""The window scan: C state rows -> one un-normalised vector, by an online softmax per dimension."""
+"""The window scan: state rows -> the running state of an online softmax per dimension.
+
+A state is three vectors: the largest score met, the sum of weights exp(score - largest), and the sum of
+weighted values. Leaves of four rows are folded into a part's state, states of neighbouring parts are merged
+in a balanced tree; both in one fixed order.
+"""
 
 import triton
 import triton.language as tl
@@ -7,11 +12,9 @@ from ..contract import HEAD_DIM, LEAF_ROWS, WINDOW_PARTS
 
 PARTS = tl.constexpr(WINDOW_PARTS)
 LEAF = tl.constexpr(LEAF_ROWS)
-# Dimensions of a tile row of the scan.
-SCAN_WIDTH = tl.constexpr(64)
-LEAST = tl.constexpr(-3.4028234663852886e38)
 SCORE_OFFSET = tl.constexpr(HEAD_DIM)
 LOG2E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-3.4028234663852886e38)
 # Block sizes from here on cross at most one page border in a window, so no division is needed; below it
 # a 32-bit division is exact.
 DIVISION_LIMIT = tl.constexpr(1 << 30)
@@ -19,7 +22,7 @@ DIVISION_LIMIT = tl.constexpr(1 << 30)
 
 @triton.jit
 def first_page(first, block_size, BLOCK_SIZE: tl.constexpr):
-    """The page column and the row within it of the window's first position, which may be negative."""
+    """The page column and the row within it of position `first`, which may be negative."""
     if BLOCK_SIZE > 0:
         column = first >> 3
         return column, first - column * 8
@@ -27,36 +30,6 @@ def first_page(first, block_size, BLOCK_SIZE: tl.constexpr):
         low = tl.where(first < 0, first - (block_size - 1), first)
         column = low // block_size
         return column, first - column * block_size
-
-
-@triton.jit
-def leaf_offsets(
-    offset, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride,
-    block_size, blocks_per_req, BLOCK_SIZE: tl.constexpr,
-):  # fmt: skip
-    """Where the four rows `offset` .. `offset + 3` (i32 [PARTS]) after the window's first begin.
-
-    A row before position 0 (`offset < below`), outside the table or in no block does not exist: -1.
-    """
-    if BLOCK_SIZE > 0:
-        # Four rows lie in two pages at most.
-        row = in_page.to(tl.int32) + offset
-        low = lookup(table_row, column + (row >> 3), blocks_per_req, num_blocks)
-        high = lookup(table_row, column + ((row + 3) >> 3), blocks_per_req, num_blocks)
-        r0 = place(row, row, low, high, state_page_stride, state_row_stride)
-        r1 = place(row + 1, row, low, high, state_page_stride, state_row_stride)
-        r2 = place(row + 2, row, low, high, state_page_stride, state_row_stride)
-        r3 = place(row + 3, row, low, high, state_page_stride, state_row_stride)
-    else:
-        r0 = any_row(offset, table_row, column, in_page, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
-        r1 = any_row(offset + 1, table_row, column, in_page, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
-        r2 = any_row(offset + 2, table_row, column, in_page, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
-        r3 = any_row(offset + 3, table_row, column, in_page, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
-    r0 = tl.where(offset >= below, r0, -1)
-    r1 = tl.where(offset + 1 >= below, r1, -1)
-    r2 = tl.where(offset + 2 >= below, r2, -1)
-    r3 = tl.where(offset + 3 >= below, r3, -1)
-    return r0, r1, r2, r3
 
 
 @triton.jit
@@ -68,54 +41,76 @@ def lookup(table_row, column, blocks_per_req, num_blocks):
 
 
 @triton.jit
-def place(row, leaf, low, high, state_page_stride, state_row_stride):
-    page = tl.where((row >> 3) == (leaf >> 3), low, high)
-    return tl.where(page < 0, -1, page * state_page_stride + (row & 7) * state_row_stride)
+def row_offset(page, row, exists, state_page_stride, state_row_stride):
+    """Where a row of a page begins, in elements; -1 if the row does not exist."""
+    return tl.where(exists & (page >= 0), page * state_page_stride + row * state_row_stride, -1)
 
 
 @triton.jit
 def any_row(
-    offset, table_row, column, in_page, num_blocks, state_page_stride, state_row_stride, block_size,
+    offset, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size,
     blocks_per_req,
 ):  # fmt: skip
-    """One row for any block size."""
+    """row_offset of the row `offset` (i32) after the first one, for any block size."""
     row = in_page + offset
     small = tl.minimum(block_size, DIVISION_LIMIT).to(tl.int32)
     short = tl.minimum(in_page, DIVISION_LIMIT).to(tl.int32)
     once = (row >= block_size).to(tl.int32)
     pages = tl.where(block_size < DIVISION_LIMIT, (short + offset) // small, once)
     page = lookup(table_row, column + pages, blocks_per_req, num_blocks)
-    return tl.where(page < 0, -1, page * state_page_stride + (row - pages * block_size) * state_row_stride)
+    return row_offset(page, row - pages * block_size, offset >= below, state_page_stride, state_row_stride)
+
+
+@triton.jit
+def leaf_offsets(
+    offset, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size,
+    blocks_per_req, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Where the four rows `offset` .. `offset + 3` (i32) after the first one begin.
+
+    A row before position 0 (`offset < below`), outside the table or in no block does not exist: -1.
+    """
+    if BLOCK_SIZE > 0:
+        # Four rows lie in two pages at most.
+        row = in_page.to(tl.int32) + offset
+        low = lookup(table_row, column + (row >> 3), blocks_per_req, num_blocks)
+        high = lookup(table_row, column + ((row + 3) >> 3), blocks_per_req, num_blocks)
+        last = row | 7
+        r0 = row_offset(low, row & 7, offset >= below, state_page_stride, state_row_stride)
+        page = tl.where(row + 1 <= last, low, high)
+        r1 = row_offset(page, (row + 1) & 7, offset + 1 >= below, state_page_stride, state_row_stride)
+        page = tl.where(row + 2 <= last, low, high)
+        r2 = row_offset(page, (row + 2) & 7, offset + 2 >= below, state_page_stride, state_row_stride)
+        r3 = row_offset(high, (row + 3) & 7, offset + 3 >= below, state_page_stride, state_row_stride)
+    else:
+        r0 = any_row(offset, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
+        r1 = any_row(offset + 1, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
+        r2 = any_row(offset + 2, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
+        r3 = any_row(offset + 3, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride, block_size, blocks_per_req)  # fmt: skip  # noqa: E501
+    return r0, r1, r2, r3
 
 
 @triton.jit
 def load_row(lane, row, BLOCK_SIZE: tl.constexpr):
-    """Values and scores [GROUPS, PARTS, 64] of one row of each part; a missing row weighs nothing."""
-    mask = (row >= 0)[None, :, None]
+    """Values and scores [BLOCK_D] of the row that begins at `row`; a missing row weighs nothing."""
+    exists = row >= 0
     if BLOCK_SIZE > 0:
         # The -1 of a missing row hides from the compiler that strides are multiples of 16.
         row = (row >> 4) << 4
-    pointer = lane + row[None, :, None]
-    score = tl.load(pointer + SCORE_OFFSET, mask=mask, other=float("-inf"))
-    return tl.load(pointer, mask=mask, other=0.0), score
+    score = tl.load(lane + row + SCORE_OFFSET, mask=exists, other=float("-inf"))
+    return tl.load(lane + row, mask=exists, other=0.0), score
 
 
 @triton.jit
-def add_part_pairs(x, PARTS_IN: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """Adds neighbouring parts of [GROUPS, PARTS_IN, WIDTH]: one addition each, so no layout changes it."""
-    return tl.sum(tl.reshape(x, (GROUPS, PARTS_IN // 2, 2, WIDTH)), axis=2)
-
-
-@triton.jit
-def add_parts(x, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """[GROUPS, 8, WIDTH] -> [GROUPS, WIDTH] as ((0+1)+(2+3))+((4+5)+(6+7))."""
-    x = add_part_pairs(add_part_pairs(x, 8, GROUPS, WIDTH), 4, GROUPS, WIDTH)
-    return tl.reshape(add_part_pairs(x, 2, GROUPS, WIDTH), (GROUPS, WIDTH))
+def leaf_floor(r0, r1, r2, r3):
+    """The least maximum of a leaf: a row whose scores are all -inf still is a row."""
+    exists = (r0 >= 0) | (r1 >= 0) | (r2 >= 0) | (r3 >= 0)
+    return tl.where(exists, LEAST, float("-inf"))
 
 
 @triton.jit
 def fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, WHOLE: tl.constexpr):
-    """One leaf into the running maximum, sum of weights and weighted sum; WHOLE: each part has a row."""
+    """One leaf into a state. WHOLE: the leaf has a row for certain."""
     raised = tl.maximum(tl.maximum(top, floor), tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)))
     if WHOLE:
         finite = raised
@@ -133,50 +128,57 @@ def fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, WHOLE: tl.co
 
 
 @triton.jit
-def combine_parts(top, weight, total, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """The parts' states [GROUPS, PARTS, WIDTH] into c [GROUPS, WIDTH], and where the window has a row."""
-    peak = tl.max(top, axis=1)
-    finite = tl.where(peak == float("-inf"), 0.0, peak)
-    scale = tl.exp2((top - finite[:, None, :]) * LOG2E)
-    weight = add_parts(weight * scale, GROUPS, WIDTH)
-    total = add_parts(total * scale, GROUPS, WIDTH)
-    return tl.div_rn(total, weight), peak > float("-inf")
+def merge(top_a, weight_a, total_a, top_b, weight_b, total_b):
+    """The state of two neighbouring runs of rows; commutes, and an empty run changes nothing."""
+    top = tl.maximum(top_a, top_b)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    scale_a = tl.exp2((top_a - finite) * LOG2E)
+    scale_b = tl.exp2((top_b - finite) * LOG2E)
+    return top, weight_a * scale_a + weight_b * scale_b, total_a * scale_a + total_b * scale_b
 
 
 @triton.jit
-def leaf_floor(r0, r1, r2, r3):
-    """The least maximum [1, PARTS, 1] of a leaf: a row whose scores are all -inf still is a row."""
-    exists = (r0 >= 0) | (r1 >= 0) | (r2 >= 0) | (r3 >= 0)
-    return tl.where(exists, LEAST, float("-inf"))[None, :, None]
-
-
-@triton.jit
-def scan_window(
-    state_cache, table_row, position, num_blocks, state_page_stride, state_row_stride, block_size,
-    blocks_per_req, dim, RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr,
-    NUM_STAGES: tl.constexpr, GROUPS: tl.constexpr,
+def scan_rows(
+    state_cache, table_row, first, num_blocks, state_page_stride, state_row_stride, block_size,
+    blocks_per_req, dim, RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The softmax-weighted sum of the window that ends at `position`, for the dimensions `dim` [GROUPS, 64].
+    """The state of one SPLIT-th of a window, from position `first` on, for the dimensions `dim` [BLOCK_D].
 
-    Returns c [GROUPS, 64] fp32, and whether the window has a row at all (i1, for each dimension).
+    Three vectors [BLOCK_D] fp32. Row after row: the memory likes 4 KiB at a time.
     """
-    first = position - (RATIO - 1)
+    PART_ROWS: tl.constexpr = RATIO // PARTS
     column, in_page = first_page(first, block_size, BLOCK_SIZE)
-    part = tl.arange(0, PARTS) * (RATIO // PARTS)
-    lane = state_cache + dim[:, None, :]
-    top = tl.full([GROUPS, PARTS, SCAN_WIDTH], float("-inf"), tl.float32)
-    weight = tl.zeros([GROUPS, PARTS, SCAN_WIDTH], tl.float32)
-    total = tl.zeros([GROUPS, PARTS, SCAN_WIDTH], tl.float32)
-    for step in tl.range(0, RATIO // PARTS, BLOCK_T, num_stages=NUM_STAGES):
-        for leaf in tl.static_range(0, BLOCK_T, LEAF):
-            r0, r1, r2, r3 = leaf_offsets(
-                part + (step + leaf), table_row, column, in_page, -first, num_blocks, state_page_stride,
-                state_row_stride, block_size, blocks_per_req, BLOCK_SIZE,
-            )  # fmt: skip
-            v0, s0 = load_row(lane, r0, BLOCK_SIZE)
-            v1, s1 = load_row(lane, r1, BLOCK_SIZE)
-            v2, s2 = load_row(lane, r2, BLOCK_SIZE)
-            v3, s3 = load_row(lane, r3, BLOCK_SIZE)
-            floor = leaf_floor(r0, r1, r2, r3)
-            top, weight, total = fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, False)
-    return combine_parts(top, weight, total, GROUPS, SCAN_WIDTH)
+    lane = state_cache + dim
+    empty = tl.full([BLOCK_D], float("-inf"), tl.float32)
+    zero = tl.zeros([BLOCK_D], tl.float32)
+    top, weight, total = empty, zero, zero
+    # States that wait for their neighbour, of 1, 2 and 4 parts: a binary counter's digits.
+    top1, weight1, total1 = empty, zero, zero
+    top2, weight2, total2 = empty, zero, zero
+    top4, weight4, total4 = empty, zero, zero
+    for step in tl.range(0, RATIO // SPLIT, LEAF, num_stages=NUM_STAGES):
+        r0, r1, r2, r3 = leaf_offsets(
+            step, table_row, column, in_page, -first, num_blocks, state_page_stride, state_row_stride,
+            block_size, blocks_per_req, BLOCK_SIZE,
+        )  # fmt: skip
+        v0, s0 = load_row(lane, r0, BLOCK_SIZE)
+        v1, s1 = load_row(lane, r1, BLOCK_SIZE)
+        v2, s2 = load_row(lane, r2, BLOCK_SIZE)
+        v3, s3 = load_row(lane, r3, BLOCK_SIZE)
+        floor = leaf_floor(r0, r1, r2, r3)
+        top, weight, total = fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, False)
+        if (step + LEAF) % PART_ROWS == 0:
+            done = (step + LEAF) // PART_ROWS
+            if done % 2 == 0:
+                top, weight, total = merge(top1, weight1, total1, top, weight, total)
+                if done % 4 == 0:
+                    top, weight, total = merge(top2, weight2, total2, top, weight, total)
+                    if done % 8 == 0:
+                        top, weight, total = merge(top4, weight4, total4, top, weight, total)
+                    top4, weight4, total4 = top, weight, total
+                top2, weight2, total2 = top, weight, total
+            top1, weight1, total1 = top, weight, total
+            top, weight, total = empty, zero, zero
+    # The last part ended every run that it belongs to.
+    return top1, weight1, total1
