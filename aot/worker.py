@@ -104,10 +104,11 @@ def ast_source(triton: Any, function: Any, request: Request) -> Any:
     if version >= (3, 3):
         signature = {name: runtime.get(name, "constexpr") for name in function.arg_names}
         attrs = {(index,): [["tt.divisibility", 16]] for index in aligned}
-        source = compiler.ASTSource
         if type(function).__name__ == "GluonJITFunction":
-            from triton.experimental.gluon._runtime import GluonASTSource as source
-        return source(fn=function, signature=signature, constexprs=constexprs, attrs=attrs)
+            from triton.experimental.gluon._runtime import GluonASTSource
+
+            return GluonASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attrs)
+        return compiler.ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attrs)
     if version >= (3, 2):
         from triton.backends.compiler import AttrsDescriptor
 
