@@ -158,7 +158,10 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
     for ratio in spec.compress_ratios:
         rows = _rows(spec, name, ratio, facts)
         aligned = rows if SPECIALISED_BLOCK_SIZE in spec.state_block_sizes else ()
-        for layout, row in [*(("aligned", row) for row in aligned), ("general", rows[-1])]:
+        for layout, row in [
+            *(("aligned", row) for row in aligned),
+            *(("general", row) for row in _general(rows)),
+        ]:
             made = [
                 _kernel(name, ratio, layout, row.tile, form, facts, read)
                 for form in route.kernels_for(ratio, layout, row.tile)
@@ -170,7 +173,7 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
                     layout=layout,
                     max_outputs=row.max_outputs,
                     kernels=tuple(kernel.name for kernel in made),
-                    scratch_per_output=route.scratch_per_output(layout, row.tile),
+                    scratch_per_output=route.scratch_per_output(row.tile),
                 )
             )
     used = sorted({source for kernel in kernels.values() for source in kernel.unit.sources})
@@ -187,6 +190,17 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
 def _rows(spec: Spec, name: TargetName, ratio: int, facts: Facts) -> tuple[Row, ...]:
     own = spec.targets[name.vendor].tiles.get(name.arch)
     return own if own is not None else facts.tables[name].rows[ratio]
+
+
+def _general(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The general layout's rows: neighbours that come to the same tile are one."""
+    made: list[Row] = []
+    for row in rows:
+        tile = route.general_tile(row.tile)
+        if made and made[-1].tile == tile:
+            made.pop()
+        made.append(Row(row.max_outputs, tile))
+    return tuple(made)
 
 
 def _kernel(

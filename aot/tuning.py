@@ -60,23 +60,23 @@ def parse(text: str, file: str, target: str) -> Table:
     if keys["target"].text() != target:
         keys["target"].fail(f"wanted {target}, found {keys['target'].found()}")
     vendor, _, arch = target.partition(":")
-    cluster = targets.load(vendor).supports_cluster(arch)
+    forms = targets.load(vendor).forms(arch)
     rows: dict[int, tuple[Row, ...]] = {}
     for ratio, value in keys["rows"].items():
         if type(ratio) is not int or ratio not in COMPRESS_RATIOS:
             value.fail(f"wanted one of {', '.join(map(str, COMPRESS_RATIOS))}, found {ratio!r}")
-        rows[ratio] = parse_rows(value, nested=True, cluster=cluster)
+        rows[ratio] = parse_rows(value, nested=True, forms=forms)
     for ratio in COMPRESS_RATIOS:
         if ratio not in rows:
             keys["rows"].fail(f"ratio {ratio} is missing; wanted {', '.join(map(str, COMPRESS_RATIOS))}")
     return Table(target, keys["measured"].boolean(), keys["source"].text(), rows)
 
 
-def parse_rows(value: document.Value, *, nested: bool, cluster: bool) -> tuple[Row, ...]:
+def parse_rows(value: document.Value, *, nested: bool, forms: tuple[str, ...]) -> tuple[Row, ...]:
     """A list of rows, by rising max_outputs.
 
     nested: each row is {max_outputs, tile: {...}, reason} as in a table; else the tile's own keys and an
-    optional max_outputs, as in build.yaml. cluster: whether the arch has thread-block clusters.
+    optional max_outputs, as in build.yaml. forms: the forms of kernel that the arch can run.
     """
     rows: list[Row] = []
     entries = value.list()
@@ -103,15 +103,17 @@ def parse_rows(value: document.Value, *, nested: bool, cluster: bool) -> tuple[R
                     f"max_outputs: wanted an integer above {floor} (rows rise by it, and only the last "
                     f"has none), found {limit!r}"
                 )
-        rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, cluster)))
+        rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, forms)))
     return tuple(rows)
 
 
-def _tile(at: document.Value, mapping: Mapping[object, document.Value], cluster: bool) -> Tile:
+def _tile(at: document.Value, mapping: Mapping[object, document.Value], forms: tuple[str, ...]) -> Tile:
     try:
         tile = Tile.parse({str(key): value.scalar() for key, value in mapping.items()})
     except ValueError as error:
         at.fail(str(error))
-    if tile.cluster and not cluster:
-        at.fail("tile key 'cluster': wanted false, found true; this arch has no thread-block clusters")
+    if tile.form not in forms:
+        if tile.cluster:
+            at.fail("tile key 'cluster': wanted false, found true; this arch has no thread-block clusters")
+        at.fail(f"tile key 'block_t': wanted 4, found {tile.block_t}; no kernel streams pages on this arch")
     return tile

@@ -46,8 +46,8 @@ class Vendor(Protocol):
     def elf_machine(self, arch: str) -> int:
         """e_machine of the device binaries (cpu: of the launcher)."""
 
-    def supports_cluster(self, arch: str) -> bool:
-        """Whether the arch has thread-block clusters."""
+    def forms(self, arch: str) -> tuple[str, ...]:
+        """Which forms of kernel (route.Tile.form) the arch can run."""
 
     def options(self, form: KernelForm) -> Mapping[str, int | bool]:
         """Triton's options for one kernel, each flag that changes numbers or bytes among them."""

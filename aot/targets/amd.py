@@ -32,8 +32,8 @@ def elf_machine(arch: str) -> int:
     return _EM_AMDGPU
 
 
-def supports_cluster(arch: str) -> bool:
-    return False
+def forms(arch: str) -> tuple[str, ...]:
+    return ("block",)
 
 
 def options(form: KernelForm) -> Mapping[str, int | bool]:

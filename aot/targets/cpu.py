@@ -29,8 +29,8 @@ def elf_machine(arch: str) -> int:
     return _ELF_MACHINES[arch]
 
 
-def supports_cluster(arch: str) -> bool:
-    return False
+def forms(arch: str) -> tuple[str, ...]:
+    return ()
 
 
 def options(form: KernelForm) -> Mapping[str, int | bool]:

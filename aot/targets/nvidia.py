@@ -40,8 +40,8 @@ def elf_machine(arch: str) -> int:
     return _EM_CUDA
 
 
-def supports_cluster(arch: str) -> bool:
-    return _capability(arch) >= _HAS_CLUSTERS
+def forms(arch: str) -> tuple[str, ...]:
+    return ("block", "stream", "cluster") if _capability(arch) >= _HAS_CLUSTERS else ("block", "stream")
 
 
 def options(form: KernelForm) -> Mapping[str, int | bool]:

@@ -8,23 +8,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ..contract import HEAD_DIM, LEAF_ROWS, SPECIALISED_BLOCK_SIZE
+from ..contract import HEAD_DIM, LEAF_ROWS, SPECIALISED_BLOCK_SIZE, WINDOW_PARTS
 
 LAYOUTS = ("aligned", "general")
 SOURCES = ("compress.py", "scan.py", "finalize.py", "../contract.py")
 # Dimensions a warp of the cluster kernel needs at least.
 CLUSTER_TILE = 16
 FINALIZE_WARPS = 4
+STREAM_ROWS = SPECIALISED_BLOCK_SIZE
+# Stages of a general kernel whose tile was chosen for another kernel.
+GENERAL_STAGES = 2
+# form: what its tiles may have as block_d, split, num_warps, num_stages. A stage of a stream is a page of
+# 32 KiB in shared memory, a stage of a cluster block 256 bytes a dimension.
+FORMS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "block": ((64, 128, 256, 512), (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 3, 4, 5, 6, 7, 8)),
+    "stream": ((512,), (1,), (2, 4), (1, 2, 3, 4, 5, 6)),
+    "cluster": ((64, 128, 256), (1,), (1, 2, 4, 8, 16), (1, 2, 3, 4)),
+}
 
 
 @dataclass(frozen=True)
 class Tile:
     """One tile config.
 
-    block_t: rows a loop step loads; LEAF_ROWS.
+    block_t: rows a loop step takes: LEAF_ROWS, or 8 to stream whole pages (NVIDIA sm_80 and above).
     block_d: dimensions a thread block owns.
     split:   thread blocks that share the rows of one window, each with its own run of them.
-    num_warps: warps a thread block. num_stages: leaves of a window under way at a time.
+    num_warps: warps a thread block. num_stages: loop steps under way at a time.
     cluster: the blocks of one output form a thread-block cluster and finish it together in one launch
              (NVIDIA sm_90 and above). Without, a block that does not own an output alone leaves it to
              a second launch.
@@ -59,19 +69,30 @@ class Tile:
 
     def check(self) -> None:
         """Raises ValueError where no kernel of this route implements the combination."""
-        dims = (64, 128, 256) if self.cluster else (64, 128, 256, HEAD_DIM)
-        warps = tuple(n for n in (1, 2, 4, 8, 16) if not self.cluster or n * CLUSTER_TILE <= self.block_d)
-        where = f"where cluster is {str(self.cluster).lower()}"
-        wanted: tuple[tuple[str, bool, str], ...] = (
-            ("block_t", self.block_t == LEAF_ROWS, str(LEAF_ROWS)),
-            ("block_d", self.block_d in dims, f"{_either(dims)} {where}"),
-            ("split", self.split in ((1,) if self.cluster else (1, 2, 4, 8)), f"1, 2, 4 or 8; 1 {where}"),
-            ("num_warps", self.num_warps in warps, _either(warps)),
-            ("num_stages", self.num_stages <= 8, "1 to 8"),
+        dims, splits, warps, stages = FORMS[self.form]
+        where = f" where block_t is {self.block_t} and cluster {str(self.cluster).lower()}"
+        warps = tuple(n for n in warps if not self.cluster or n * CLUSTER_TILE <= self.block_d)
+        rows = (LEAF_ROWS,) if self.cluster else (LEAF_ROWS, STREAM_ROWS)
+        wanted = (
+            ("block_t", self.block_t, rows),
+            ("block_d", self.block_d, dims),
+            ("split", self.split, splits),
+            ("num_warps", self.num_warps, warps),
+            ("num_stages", self.num_stages, stages),
         )
-        for name, right, text in wanted:
-            if not right:
-                raise ValueError(f"tile key {name!r}: wanted {text}, found {getattr(self, name)!r}")
+        for name, value, values in wanted:
+            if value not in values:
+                *some, last = map(str, values)
+                either = f"{', '.join(some)} or {last}" if some else last
+                condition = "" if name == "block_t" else where
+                raise ValueError(f"tile key {name!r}: wanted {either}{condition}, found {value}")
+
+    @property
+    def form(self) -> str:
+        """Whose kernel an aligned call gets: cluster.py's, stream.py's, or compress.py's (`block`)."""
+        if self.cluster:
+            return "cluster"
+        return "stream" if self.block_t == STREAM_ROWS else "block"
 
     @property
     def tag(self) -> str:
@@ -156,35 +177,47 @@ class KernelForm:
     y: int
 
 
-def _either(values: tuple[int, ...]) -> str:
-    return " or ".join(str(value) for value in values)
+def general_tile(tile: Tile) -> Tile:
+    """The tile that a general call gets where an aligned one gets `tile`: one of compress.py's kernels.
+
+    Where the blocks of a cluster would share an output, as many plain blocks share its rows.
+    """
+    if tile.form == "block":
+        return tile
+    split = min(HEAD_DIM // tile.block_d, WINDOW_PARTS)
+    return Tile(LEAF_ROWS, HEAD_DIM, split, num_warps=4, num_stages=GENERAL_STAGES)
 
 
-def scratch_per_output(layout: str, tile: Tile) -> int:
+def _fused(tile: Tile) -> bool:
+    return tile.form != "block" or (tile.split == 1 and tile.block_d == HEAD_DIM)
+
+
+def scratch_per_output(tile: Tile) -> int:
     """Bytes of scratch an output needs: with a second launch, a state of three fp32 vectors a split."""
-    return 4 * 3 * HEAD_DIM * tile.split if _second_launch(layout, tile) else 0
-
-
-def _second_launch(layout: str, tile: Tile) -> bool:
-    return not (tile.cluster and layout == "aligned") and (tile.split > 1 or tile.block_d < HEAD_DIM)
+    return 0 if _fused(tile) else 4 * 3 * HEAD_DIM * tile.split
 
 
 def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
     """The kernels, in launch order, that compute one output with this tile.
 
-    The cluster kernel knows the aligned layout only; the general one of a cluster tile is one block's.
+    The cluster and stream kernels know the aligned layout only: see general_tile.
     """
     aligned = layout == "aligned"
     common: tuple[tuple[str, int | bool], ...] = (
         ("RATIO", ratio),
         ("BLOCK_SIZE", SPECIALISED_BLOCK_SIZE if aligned else 0),
     )
-    if tile.cluster and aligned:
+    staged = (*common, ("NUM_STAGES", tile.num_stages))
+    if tile.form != "block":
+        if not aligned:
+            raise ValueError(
+                f"tile {tile.tag} is for the aligned layout; general_tile gives the general one's"
+            )
         form = KernelForm(
-            function="compress_cluster",
-            source="cluster.py",
-            sources=(*SOURCES, "cluster.py"),
-            constexprs=(*common, ("NUM_STAGES", tile.num_stages)),
+            function=f"compress_{tile.form}",
+            source=f"{tile.form}.py",
+            sources=(*SOURCES, f"{tile.form}.py"),
+            constexprs=staged,
             num_warps=tile.num_warps,
             num_stages=1,
             num_ctas=HEAD_DIM // tile.block_d,
@@ -192,8 +225,7 @@ def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
             y=1,
         )
         return (form,)
-    staged = (*common, ("NUM_STAGES", tile.num_stages))
-    if not _second_launch(layout, tile):
+    if _fused(tile):
         return (_plain("compress_fused", staged, tile.num_warps, per_output=1),)
     return (
         _plain(

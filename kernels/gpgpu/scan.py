@@ -138,6 +138,26 @@ def merge(top_a, weight_a, total_a, top_b, weight_b, total_b):
 
 
 @triton.jit
+def end_part(
+    done, top, weight, total, top1, weight1, total1, top2, weight2, total2, top4, weight4, total4
+):  # fmt: skip
+    """Adds the state of part number `done` (from 1) to those that wait, as to a binary counter's digits.
+
+    top1, top2, top4 and so on: the last finished runs of 1, 2 and 4 parts. After the last part of 1, 2, 4
+    or 8 the first of them is the state of all.
+    """
+    if done % 2 == 0:
+        top, weight, total = merge(top1, weight1, total1, top, weight, total)
+        if done % 4 == 0:
+            top, weight, total = merge(top2, weight2, total2, top, weight, total)
+            if done % 8 == 0:
+                top, weight, total = merge(top4, weight4, total4, top, weight, total)
+            top4, weight4, total4 = top, weight, total
+        top2, weight2, total2 = top, weight, total
+    return top, weight, total, top2, weight2, total2, top4, weight4, total4
+
+
+@triton.jit
 def scan_rows(
     state_cache, table_row, first, num_blocks, state_page_stride, state_row_stride, block_size,
     blocks_per_req, dim, RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_STAGES: tl.constexpr,
@@ -153,7 +173,6 @@ def scan_rows(
     empty = tl.full([BLOCK_D], float("-inf"), tl.float32)
     zero = tl.zeros([BLOCK_D], tl.float32)
     top, weight, total = empty, zero, zero
-    # States that wait for their neighbour, of 1, 2 and 4 parts: a binary counter's digits.
     top1, weight1, total1 = empty, zero, zero
     top2, weight2, total2 = empty, zero, zero
     top4, weight4, total4 = empty, zero, zero
@@ -169,16 +188,9 @@ def scan_rows(
         floor = leaf_floor(r0, r1, r2, r3)
         top, weight, total = fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, False)
         if (step + LEAF) % PART_ROWS == 0:
-            done = (step + LEAF) // PART_ROWS
-            if done % 2 == 0:
-                top, weight, total = merge(top1, weight1, total1, top, weight, total)
-                if done % 4 == 0:
-                    top, weight, total = merge(top2, weight2, total2, top, weight, total)
-                    if done % 8 == 0:
-                        top, weight, total = merge(top4, weight4, total4, top, weight, total)
-                    top4, weight4, total4 = top, weight, total
-                top2, weight2, total2 = top, weight, total
-            top1, weight1, total1 = top, weight, total
+            top1, weight1, total1, top2, weight2, total2, top4, weight4, total4 = end_part(
+                (step + LEAF) // PART_ROWS, top, weight, total, top1, weight1, total1, top2, weight2, total2,
+                top4, weight4, total4,
+            )  # fmt: skip
             top, weight, total = empty, zero, zero
-    # The last part ended every run that it belongs to.
     return top1, weight1, total1

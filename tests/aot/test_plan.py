@@ -12,6 +12,7 @@ from kvbuild.aot.spec import TargetName
 from kvbuild.kernels.gpgpu import route
 from kvbuild.kernels.gpgpu.route import Tile
 
+STREAM = Tile(8, 512, 1, 4, 2)
 CLUSTER = Tile(4, 64, 1, 4, 1, True)
 SCAN = Tile(4, 64, 1, 4, 1)
 FUSED = Tile(4, 512, 1, 8, 1)
@@ -42,19 +43,31 @@ def plan(*names: str, rows: tuning.Table | None = None, given: spec.Spec = SPEC,
     return planning.plan(given, [TargetName(*name.split(":")) for name in names], facts(tables, **changes))
 
 
-def test_aligned_variants_take_every_row_and_the_general_one_the_last() -> None:
+def test_variants_of_both_layouts_take_every_row() -> None:
     (target,) = plan("nvidia:sm_80", rows=table((64, SCAN), (None, FUSED))).targets
     of_128 = [variant for variant in target.variants if variant.ratio == 128]
     assert [(v.layout, v.max_outputs, len(v.kernels)) for v in of_128] == [
         ("aligned", 64, 2),
         ("aligned", None, 1),
+        ("general", 64, 2),
         ("general", None, 1),
     ]
-    assert [v.scratch_per_output for v in of_128] == [2048, 0, 0]
+    assert [v.scratch_per_output for v in of_128] == [6144, 0, 6144, 0]
     kernels = {kernel.name: kernel for kernel in target.kernels}
     first, last = (kernels[name] for name in of_128[0].kernels)
     assert (first.unit.function, last.unit.function) == ("compress_scan", "compress_finalize")
-    assert kernels[of_128[2].kernels[0]].tile == FUSED
+    assert kernels[of_128[3].kernels[0]].tile == FUSED
+
+
+def test_general_rows_that_come_to_one_tile_are_one_variant() -> None:
+    rows = table((8, CLUSTER), (16, replace(CLUSTER, num_stages=2)), (64, STREAM), (None, FUSED))
+    (target,) = plan("nvidia:sm_90", rows=rows).targets
+    of_128 = [v for v in target.variants if v.ratio == 128 and v.layout == "general"]
+    assert [(v.max_outputs, len(v.kernels), v.scratch_per_output) for v in of_128] == [
+        (16, 2, 8 * 6144),
+        (64, 1, 0),
+        (None, 1, 0),
+    ]
 
 
 def test_the_order_of_ratios_and_variants_is_the_launchers() -> None:
@@ -94,7 +107,11 @@ def test_equal_units_are_planned_once() -> None:
     (target,) = planned.targets
     keys = [unit.key for unit in planned.units]
     assert len(keys) == len(set(keys)) < len(target.kernels)
-    finalizers = [k for k in target.kernels if k.unit.function == "compress_finalize" and k.ratio == 128]
+    finalizers = [
+        k
+        for k in target.kernels
+        if k.unit.function == "compress_finalize" and k.ratio == 128 and k.layout == "aligned"
+    ]
     assert len(finalizers) == 2
     assert len({kernel.unit.key for kernel in finalizers}) == 1
 

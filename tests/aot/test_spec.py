@@ -100,7 +100,7 @@ MISTAKES = [
         11,
         "wanted an arch listed in targets.amd.archs (gfx942), found 'gfx90a'",
     ),
-    ("block_t: 4", "block_t: 5", 11, "tile key 'block_t': wanted 4, 8 or 16, found 5"),
+    ("block_t: 4", "block_t: 5", 11, "tile key 'block_t': wanted 4 or 8, found 5"),
     ("block_t: 4", "block_x: 4", 11, "tile key 'block_x': wanted one of block_t"),
     ("block_t: 4, ", "", 11, "tile key 'block_t': missing"),
     (

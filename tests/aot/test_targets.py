@@ -48,11 +48,12 @@ def test_numbers_are_pinned_on_every_arch(vendor: str, arch: str) -> None:
 def test_amd_warps(arch: str, warp: int) -> None:
     assert amd.warp_size(arch) == warp
     assert amd.triton_target(arch) == ("hip", arch, warp)
-    assert not amd.supports_cluster(arch)
+    assert amd.forms(arch) == ("block",)
 
 
 def test_nvidia_clusters_begin_at_sm_90() -> None:
-    assert [arch for arch in nvidia.ARCHS if not nvidia.supports_cluster(arch)] == ["sm_80", "sm_86", "sm_89"]
+    without = [arch for arch in nvidia.ARCHS if "cluster" not in nvidia.forms(arch)]
+    assert without == ["sm_80", "sm_86", "sm_89"]
     assert nvidia.triton_target("sm_100") == ("cuda", 100, 32)
 
 
