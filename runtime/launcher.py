@@ -46,6 +46,7 @@ class Launcher:
         self._open = _function(library, "open", sha256)
         self._close = _function(library, "close", sha256)
         self._counters = _function(library, "counters", sha256)
+        self._library = library
         self._devices: set[int] = set()
         self._sha256 = sha256
         self.several = False
@@ -66,6 +67,16 @@ class Launcher:
         """Undoes one `open`; the last one unloads the device's modules."""
         try:
             self._close(device_id)
+        except RuntimeError as error:
+            raise device_error(error) or error from None
+
+    def pin(self, device_id: int, variant: int) -> None:
+        """Makes every call on the device launch that variant, by its place in the manifest; -1: as it chooses.
+
+        BundleError where the launcher is too old to do so, ValueError where it has no such variant.
+        """
+        try:
+            _function(self._library, "pin", self._sha256)(device_id, variant)
         except RuntimeError as error:
             raise device_error(error) or error from None
 

@@ -209,6 +209,17 @@ class Operator:
             by_variant[variant.name] = by_variant.get(variant.name, 0) + count
         return {"calls": calls, "general_calls": general, "launches": by_variant}
 
+    def pin(self, variant: int | None) -> None:
+        """For measuring and tests: every later call on this device launches `variants[variant]`, whatever its
+        number of outputs, until `pin(None)`. Other operators of this bundle on the device are pinned too.
+
+        A call that the variant is not for (by its ratio, or the layout of its operands) is then a ValueError.
+        Raises ValueError where there is no such variant, BundleError where the launcher is too old.
+        """
+        if self._closed:
+            _refuse_closed()
+        self._launcher.pin(self._index, -1 if variant is None else variant)
+
     def close(self) -> None:
         """Ends the operator: its calls are over, and the last one of a device unloads its code, which no
         captured graph may use any more. Waits for calls in flight in other threads; may be called twice."""

@@ -218,6 +218,18 @@ int kvb_target_close(int device_id) {
   return code;
 }
 
+int kvb_target_pin(int device_id, int64_t variant) {
+  if (variant < -1 || variant >= (int64_t)KVB_TABLE.num_variants)
+    return kvb_fail(KVB_VALUE_ERROR, "variant: wanted -1 (each call's own choice) to %lld, found %lld",
+                    (long long)KVB_TABLE.num_variants - 1, (long long)variant);
+  kvb_device *device;
+  int code = kvb_device_borrow(device_id, "pin", NULL, &device);
+  if (code != KVB_OK) return code;
+  atomic_store(&device->pinned, variant + 1);
+  kvb_device_return(device_id);
+  return KVB_OK;
+}
+
 int kvb_target_counters(int device_id, int64_t *values, size_t capacity, size_t *count) {
   kvb_device *device;
   int code = kvb_device_borrow(device_id, "counters", NULL, &device);

@@ -12,6 +12,7 @@ typedef struct kvb_device {
   void **images;           /* by blob; the driver may read them until it has unloaded the module */
   void **modules;          /* by blob */
   kvb_function *functions; /* by kernel */
+  _Atomic int64_t pinned;  /* the variant of every call, counted from 1; 0: each call's own choice */
   _Atomic int64_t calls;
   _Atomic int64_t general_calls;
   _Atomic int64_t *launches; /* by variant */

@@ -33,6 +33,19 @@ static size_t choose(const kvb_operands *operands) {
   return i;
 }
 
+/* What a pinned device launches, whatever the number of outputs; its kernels' assumptions still hold. */
+static int choose_pinned(int64_t pinned, const kvb_operands *operands, size_t *chosen) {
+  const kvb_variant *variant = &KVB_TABLE.variants[pinned];
+  if (variant->ratio != operands->compress_ratio || (variant->aligned && !is_aligned(operands)))
+    return kvb_fail(KVB_VALUE_ERROR,
+                    "compress: variant %lld is pinned, which is for ratio %lld and the %s layout; found a call of "
+                    "ratio %lld and %s operands. Pin another one, or -1",
+                    (long long)pinned, (long long)variant->ratio, variant->aligned ? "aligned" : "general",
+                    (long long)operands->compress_ratio, is_aligned(operands) ? "aligned" : "other");
+  *chosen = (size_t)pinned;
+  return KVB_OK;
+}
+
 static int check_grid(const kvb_variant *variant, int64_t num_outputs) {
   for (uint32_t i = 0; i < variant->num_kernels; ++i) {
     const kvb_kernel *kernel = &KVB_TABLE.kernels[variant->kernels[i]];
@@ -80,10 +93,16 @@ static int launch_variant(kvb_device *device, const kvb_variant *variant, kvb_op
 static int run(kvb_device *device, kvb_operands *operands, void *stream) {
   atomic_fetch_add_explicit(&device->calls, 1, memory_order_relaxed);
   if (operands->num_outputs == 0) return KVB_OK;
-  size_t chosen = choose(operands);
+  size_t chosen;
+  int code = KVB_OK;
+  int64_t pinned = atomic_load_explicit(&device->pinned, memory_order_relaxed);
+  if (pinned == 0)
+    chosen = choose(operands);
+  else if ((code = choose_pinned(pinned - 1, operands, &chosen)) != KVB_OK)
+    return code;
   const kvb_variant *variant = &KVB_TABLE.variants[chosen];
   kvb_scope scope;
-  int code = check_grid(variant, operands->num_outputs);
+  code = check_grid(variant, operands->num_outputs);
   if (code == KVB_OK) code = kvb_driver_enter(&device->context, &scope);
   if (code != KVB_OK) return code;
   code = launch_variant(device, variant, operands, stream);

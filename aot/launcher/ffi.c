@@ -207,6 +207,18 @@ EXPORT int __tvm_ffi_close(void *handle, const TVMFFIAny *args, int32_t num_args
   return raise_error(code);
 }
 
+EXPORT int __tvm_ffi_pin(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  (void)handle;
+  int device_id;
+  int64_t variant;
+  int code = check_count("pin", 2, num_args);
+  if (code == KVB_OK) code = get_device_id(&args[0], &device_id);
+  if (code == KVB_OK) code = get_int(&args[1], "variant", &variant);
+  if (code == KVB_OK) code = kvb_target_pin(device_id, variant);
+  *result = (TVMFFIAny){.type_index = kTVMFFINone};
+  return raise_error(code);
+}
+
 EXPORT int __tvm_ffi_counters(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
   (void)handle;
   int device_id;

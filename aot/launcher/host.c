@@ -53,6 +53,13 @@ int kvb_target_compress(const kvb_arguments *arguments, void *stream) {
   return KVB_OK;
 }
 
+int kvb_target_pin(int device_id, int64_t variant) {
+  (void)variant;
+  int code = check_device(device_id);
+  if (code != KVB_OK) return code;
+  return kvb_fail(KVB_VALUE_ERROR, "variant: a cpu target has one kernel and nothing to choose");
+}
+
 int kvb_target_counters(int device_id, int64_t *values, size_t capacity, size_t *count) {
   int code = check_device(device_id);
   if (code != KVB_OK) return code;

@@ -63,6 +63,11 @@ int kvb_close(int device_id);
  * many there are. */
 int kvb_counters(int device_id, int64_t *values, size_t capacity, size_t *count);
 
+/* For measuring and tests: every later call on the device launches this variant (its place in the manifest),
+ * whatever its number of outputs; -1 gives the choice back. A call that the variant is not for, by its ratio
+ * or the layout of its operands, is then refused. A cpu launcher has nothing to pin. */
+int kvb_pin(int device_id, int64_t variant);
+
 /* The words of this thread's last failure; never NULL; valid until the thread's next failure. */
 const char *kvb_last_error(void);
 

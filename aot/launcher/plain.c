@@ -54,6 +54,8 @@ EXPORT int kvb_compress(const DLTensor *state_cache, const DLTensor *token_to_re
 
 EXPORT int kvb_close(int device_id) { return kvb_target_close(device_id); }
 
+EXPORT int kvb_pin(int device_id, int64_t variant) { return kvb_target_pin(device_id, variant); }
+
 EXPORT int kvb_counters(int device_id, int64_t *values, size_t capacity, size_t *count) {
   return kvb_target_counters(device_id, values, capacity, count);
 }

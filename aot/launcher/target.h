@@ -16,5 +16,6 @@ int kvb_target_open(int device_id, const void *manifest, size_t manifest_size, c
 int kvb_target_compress(const struct kvb_arguments *arguments, void *stream);
 int kvb_target_close(int device_id);
 int kvb_target_counters(int device_id, int64_t *values, size_t capacity, size_t *count);
+int kvb_target_pin(int device_id, int64_t variant);
 
 #endif
