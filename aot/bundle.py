@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..runtime import archive
-from ..runtime.bundle import Bundle, open_bundle
+from ..runtime.bundle import MAX_MANIFEST_SIZE, Bundle, open_bundle
 from ..runtime.manifest import Manifest, Target
 from .errors import BuildError, RequestError
 
@@ -41,6 +41,11 @@ def write(path: str | os.PathLike[str], manifest: Manifest, blobs: Mapping[str, 
                 f"blob {name}: wanted {size} bytes of that sha256, found {len(blobs[name])} of {found}"
             )
     text = checked.canonical_bytes()
+    if len(text) > MAX_MANIFEST_SIZE:
+        raise RequestError(
+            f"{path}: wanted a manifest of at most {MAX_MANIFEST_SIZE} bytes, found {len(text)}; "
+            "build fewer targets into one bundle"
+        )
     try:
         where = archive.layout(len(text), checked.blobs)
     except ValueError as error:

@@ -20,8 +20,8 @@ from . import archive
 from .errors import BundleError
 from .manifest import MANIFEST_NAME, Manifest
 
-# A manifest describes at most a few thousand kernels; a length beyond this is damage, not a manifest.
-MAX_MANIFEST_SIZE = 256 << 20
+# A kernel takes about 3 KiB of a manifest, so that thousands fit; parsed JSON may take 20 times its length.
+MAX_MANIFEST_SIZE = 16 << 20
 
 _FOREIGN = (
     (b"\x7fELF", "an ELF file (a shared object, or a device binary)"),

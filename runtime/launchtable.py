@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .strictjson import Node, canonical, field_names, shown
+from .strictjson import Node, canonical, field_names, repeated, shown
 
 LAYOUTS = ("aligned", "general")
 
@@ -59,14 +59,14 @@ class KernelArg:
     @classmethod
     def read(cls, node: Node) -> KernelArg:
         at = node.fields(field_names(cls))
-        kind = at["type"].string()
+        kind = at["type"].label()
         size = at["size"].integer(1, 8)
         wanted = 8 if kind.startswith("*") else _TYPE_SIZES.get(kind)
         if wanted is None:
             at["type"].fail(f"a pointer or one of {', '.join(_TYPE_SIZES)}")
         if size != wanted:
             at["size"].fail(f"{wanted}, the bytes of {kind}")
-        return cls(at["field"].string(), kind, at["offset"].integer(), size)
+        return cls(at["field"].label(), kind, at["offset"].integer(), size)
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in field_names(type(self))}
@@ -129,8 +129,8 @@ class Kernel:
     def read(cls, node: Node) -> Kernel:
         at = node.fields(field_names(cls))
         return cls(
-            name=at["name"].string(),
-            entry=at["entry"].string(),
+            name=at["name"].label(),
+            entry=at["entry"].label(),
             ratio=at["ratio"].integer(1),
             layout=at["layout"].string(*LAYOUTS),
             tile=Tile.read(at["tile"]),
@@ -142,7 +142,7 @@ class Kernel:
             hidden=at["hidden"].integer(),
             global_scratch=at["global_scratch"].integer(),
             profile_scratch=at["profile_scratch"].integer(),
-            constexprs={name: _constant(value) for name, value in at["constexprs"].members().items()},
+            constexprs={name: _constant(value) for name, value in at["constexprs"].labelled().items()},
             assumes=Assumes.read(at["assumes"]),
             grid=Grid.read(at["grid"]),
         )
@@ -210,9 +210,8 @@ def check_table(
     """Raises JsonError where names do not resolve or a call could find no variant."""
     kernels = {kernel.name: kernel for kernel in table_kernels}
     if len(kernels) != len(table_kernels):
-        names = [kernel.name for kernel in table_kernels]
-        repeated = next(name for name in names if names.count(name) > 1)
-        kernels_at.fail("each kernel name once", f"{shown(repeated)} repeated")
+        name = repeated(kernel.name for kernel in table_kernels)
+        kernels_at.fail("each kernel name once", f"{shown(name)} repeated")
     last: dict[int, int] = {}
     for index, variant in enumerate(variants):
         at = Node(None, f"{variants_at.path}[{index}].kernels")
@@ -241,7 +240,10 @@ def _arguments(node: Node) -> tuple[KernelArg, ...]:
     # Hundreds of kernels share a few argument lists; reading each anew would be half of loading a manifest.
     # Version 2 writes types and values only, so that equal bytes are equal lists, true and 1 kept apart.
     value: Any = node.value
-    text = marshal.dumps(value, 2)
+    try:
+        text = marshal.dumps(value, 2)
+    except ValueError:
+        node.fail("a list of arguments", "values nested too deeply")
     args = _known_arguments.get(text)
     if args is None:
         args = node.each(KernelArg.read)
@@ -258,6 +260,8 @@ def _arguments(node: Node) -> tuple[KernelArg, ...]:
 
 
 def _constant(node: Node) -> int | bool | str:
-    if not isinstance(node.value, (bool, int, str)):
+    if isinstance(node.value, str):
+        return node.label()
+    if not isinstance(node.value, (bool, int)):
         node.fail("an integer, a boolean or a string")
     return node.value

@@ -24,7 +24,7 @@ from .launchtable import (
     launch_table_digest,
     table_digest,
 )
-from .strictjson import JsonError, Node, canonical, field_names, parse
+from .strictjson import JsonError, Node, canonical, field_names, parse, shown
 
 SCHEMA = 1
 OPERATOR = "c128_256_512_compress"
@@ -46,7 +46,7 @@ class Numerics:
     @classmethod
     def read(cls, node: Node) -> Numerics:
         at = node.fields(field_names(cls))
-        return cls(at["fp_fusion"].boolean(), at["denormals"].string())
+        return cls(at["fp_fusion"].boolean(), at["denormals"].label())
 
     def to_json(self) -> dict[str, Any]:
         return {"fp_fusion": self.fp_fusion, "denormals": self.denormals}
@@ -94,7 +94,7 @@ class Target:
             warp_size=at["warp_size"].integer(0, 1024),
             elf_machine=at["elf_machine"].integer(0, 65535),
             min_driver=at["min_driver"].integer(),
-            toolchain={name: value.string() for name, value in at["toolchain"].members().items()},
+            toolchain={name: value.label() for name, value in at["toolchain"].labelled().items()},
             numerics=Numerics.read(at["numerics"]),
             source_digest=at["source_digest"].sha256(),
             launchers=launchers,
@@ -227,10 +227,11 @@ def _check_schema(node: Node) -> None:
     schema = node.value.get("schema")
     if type(schema) is int and schema > SCHEMA:
         writer = node.value.get("kvbuild")
-        reader = f"kvbuild {writer} or newer" if isinstance(writer, str) else "a newer kvbuild"
+        known = isinstance(writer, str) and _NAME.fullmatch(writer)
+        reader = f"kvbuild {writer} or newer" if known else "a newer kvbuild"
         raise JsonError(
-            f"schema: wanted {SCHEMA}, the newest that this kvbuild reads, found {schema}; {reader} reads "
-            "it: install that, or build the bundle with this version"
+            f"schema: wanted {SCHEMA}, the newest that this kvbuild reads, found {shown(schema)}; "
+            f"{reader} reads it: install that, or build the bundle with this version"
         )
     if "schema" not in node.value:
         Node(None, "schema").fail(f"the integer {SCHEMA}", "no such field")

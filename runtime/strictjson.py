@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What reaches a terminal, a symbol table or C source: no control characters, no look-alikes.
+_LABEL = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -47,9 +49,7 @@ def parse(data: bytes) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise JsonError(f"wanted each key once, found {shown(repeated)} repeated")
+        raise JsonError(f"wanted each key once, found {shown(repeated(key for key, _ in pairs))} repeated")
     return found
 
 
@@ -57,9 +57,22 @@ def _no_constant(name: str) -> NoReturn:
     raise JsonError(f"wanted finite numbers, found {name}")
 
 
+def repeated(names: Iterable[str]) -> str:
+    """The first name that stands a second time. ValueError where each stands once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    raise ValueError("wanted a repeated name, found each once")
+
+
 def shown(value: object) -> str:
     """A value as an error message shows it: JSON, cut to a readable length."""
-    text = json.dumps(value, ensure_ascii=True, default=repr)
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=repr)
+    except RecursionError:  # it was parsed a few calls further up the stack
+        return "values nested too deeply"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -111,6 +124,13 @@ class Node:
             self.fail("an object")
         return {name: Node(value, name, self) for name, value in self.value.items()}
 
+    def labelled(self) -> dict[str, Node]:
+        """The members of an object whose names are labels."""
+        members = self.members()
+        for name in members:
+            Node(name, self.path).label()
+        return members
+
     def items(self) -> Iterator[Node]:
         """The elements of an array."""
         if not isinstance(self.value, list):
@@ -150,6 +170,10 @@ class Node:
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
             self.fail(wanted)
         return self.value
+
+    def label(self) -> str:
+        """A name or a version: printable ASCII."""
+        return self.matching(_LABEL, "1 to 256 printable ASCII characters, no space at either end")
 
     def sha256(self) -> str:
         return self.matching(SHA256, "a sha256 in 64 lower-case hex digits")
