@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_MAX_NAME = 4096
 
 
 @dataclass(frozen=True)
 class Section:
     name: str
-    data: bytes
+    view: memoryview
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self.view)
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,19 @@ def read(data: bytes) -> Elf:
         machine, offset, size, count, names_at = header[2], header[6], header[11], header[12], header[13]
         rows = [_SECTION.unpack_from(data, offset + i * size) for i in range(count)]
         names = data[rows[names_at][4] : rows[names_at][4] + rows[names_at][5]] if rows else b""
-    except (struct.error, IndexError) as error:
+        names += b"\0"
+    except (struct.error, IndexError, OverflowError) as error:
         raise ValueError(f"the ELF headers are cut off: {error}") from None
+    # Views: a file may name itself as the content of thousands of sections.
+    whole = memoryview(data)
     sections = []
     for name, kind, _, _, start, length, *_ in rows:
         no_bits = 8
-        content = b"" if kind == no_bits else data[start : start + length]
+        content = whole[:0] if kind == no_bits else whole[start : start + length]
         if kind != no_bits and len(content) != length:
             raise ValueError("an ELF section is cut off")
-        sections.append(Section(names[name : names.find(b"\0", name)].decode(), content))
+        end = names.find(b"\0", name, name + _MAX_NAME)
+        if end < 0:
+            raise ValueError("an ELF section's name is cut off")
+        sections.append(Section(names[name:end].decode(), content))
     return Elf(machine, tuple(sections))

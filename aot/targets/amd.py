@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ...kernels.gpgpu.route import KernelForm
 from .. import elf
 from . import Parameter
+
+T = TypeVar("T")
 
 ROUTE = "gpgpu"
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -67,19 +69,28 @@ def min_driver(toolchain: Mapping[str, str]) -> int:
 
 
 def _kernel(binary: bytes, entry: str) -> Mapping[str, Any]:
-    for kernel in _metadata(binary).get("amdhsa.kernels", []):
-        if kernel[".name"] == entry:
+    for kernel in _member(_metadata(binary), "amdhsa.kernels", list):
+        if _member(kernel, ".name", str) == entry:
             return dict(kernel)
     raise ValueError(f"the code object's metadata names no kernel {entry}")
 
 
+def _member(value: Any, name: str, kind: type[T]) -> T:
+    found = value.get(name) if isinstance(value, dict) else None
+    if type(found) is not kind:
+        raise ValueError(f"the code object's metadata has no {name} that is a {kind.__name__}")
+    return found
+
+
 def parameters(binary: bytes, entry: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(arg[".offset"], arg[".size"]) for arg in _kernel(binary, entry)[".args"])
+    arguments = _member(_kernel(binary, entry), ".args", list)
+    return tuple(Parameter(_member(arg, ".offset", int), _member(arg, ".size", int)) for arg in arguments)
 
 
 def resources(binary: bytes, entry: str) -> Mapping[str, int]:
     kernel = _kernel(binary, entry)
-    return {"registers": kernel[".vgpr_count"], "spill_bytes": kernel[".private_segment_fixed_size"]}
+    names = {"registers": ".vgpr_count", "spill_bytes": ".private_segment_fixed_size"}
+    return {name: _member(kernel, member, int) for name, member in names.items()}
 
 
 def _metadata(binary: bytes) -> Mapping[str, Any]:
@@ -90,7 +101,9 @@ def _metadata(binary: bytes) -> Mapping[str, Any]:
         start = at + 12 + -(-name_size // 4) * 4
         if kind == _NOTE_METADATA and data[at + 12 : at + 12 + name_size] == b"AMDGPU\0":
             value, _ = _unpack(data, start)
-            return dict(value)
+            if isinstance(value, dict):
+                return value
+            break
         at = start + -(-size // 4) * 4
     raise ValueError("the code object has no AMDGPU metadata note")
 
@@ -113,6 +126,8 @@ def _unpack(data: bytes, at: int) -> tuple[Any, int]:
         return _value(data, at)
     except (struct.error, IndexError):
         raise ValueError("the code object's metadata is cut off") from None
+    except (TypeError, RecursionError):  # a map or list as a key; nested without end
+        raise ValueError("the code object's metadata is no MessagePack that a compiler writes") from None
 
 
 def _value(data: bytes, at: int) -> tuple[Any, int]:

@@ -108,11 +108,18 @@ def _attributes(binary: bytes, section: str) -> list[tuple[int, bytes]]:
     return found
 
 
+def _unpack(form: str, data: bytes) -> tuple[int, ...]:
+    try:
+        return struct.unpack(form, data)
+    except struct.error:
+        raise ValueError(f"the cubin holds an attribute of {len(data)} bytes, wanted another size") from None
+
+
 def parameters(binary: bytes, entry: str) -> tuple[Parameter, ...]:
     found: dict[int, Parameter] = {}
     for attribute, data in _attributes(binary, f".nv.info.{entry}"):
         if attribute == _KPARAM_INFO:
-            _, ordinal, offset, packed = struct.unpack("<IHHI", data)
+            _, ordinal, offset, packed = _unpack("<IHHI", data)
             found[ordinal] = Parameter(offset, packed >> 18)
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"the cubin numbers its parameters {sorted(found)}")
@@ -123,7 +130,7 @@ def resources(binary: bytes, entry: str) -> Mapping[str, int]:
     found = {_REGISTER_COUNT: 0, _MIN_STACK_SIZE: 0}
     for attribute, data in _attributes(binary, ".nv.info"):
         if attribute in found:
-            _, value = struct.unpack("<II", data)
+            _, value = _unpack("<II", data)
             found[attribute] = max(found[attribute], value)
     if not found[_REGISTER_COUNT]:
         raise ValueError("the cubin does not say how many registers its kernel takes")

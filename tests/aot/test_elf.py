@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import random
+import struct
 import sys
+import tracemalloc
 
 import pytest
 
@@ -30,3 +34,30 @@ def test_a_missing_section_is_named() -> None:
 def test_what_is_no_whole_elf_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         elf.read(data)
+
+
+def test_many_sections_that_span_the_file_take_no_memory() -> None:
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 0, 64, 0, 64, 0, 0, 64, 60_000, 0
+    )
+    size = 64 + 60_000 * 64
+    data = header + struct.pack("<IIQQQQIIQQ", 0, 1, 0, 0, 0, size, 0, 0, 0, 0) * 60_000
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            elf.read(data)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_damage_is_anything_but_a_value_error() -> None:
+    data, chance = host_binary(), random.Random(1)
+    sections = int.from_bytes(data[40:48], "little")
+    for _ in range(300):
+        broken = bytearray(data)
+        for _ in range(chance.randrange(1, 8)):
+            at = chance.choice((chance.randrange(64), chance.randrange(sections, len(data))))
+            broken[at] = chance.randrange(256)
+        with contextlib.suppress(ValueError):
+            elf.read(bytes(broken))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,57 @@ def test_a_damaged_binary_is_a_value_error(name: str, read: str, compiled_tiny: 
     for damaged in (b"", b"not ELF", compiled.data[:50], compiled.data[: len(compiled.data) // 2]):
         with pytest.raises(ValueError):
             function(damaged, entry)
+
+
+@pytest.mark.parametrize("name", ["nvidia:sm_90", "amd:gfx942"])
+@pytest.mark.parametrize("read", ["parameters", "resources"])
+def test_no_damage_is_anything_but_a_value_error(
+    name: str, read: str, compiled_tiny: dict[str, Compiled]
+) -> None:
+    """Damage in what is read: headers, the section table, names, and the vendor's own section."""
+    compiled, chance = compiled_tiny[name], random.Random(1)
+    function: Callable[[bytes, str], Any] = getattr(targets.load(compiled.unit.vendor), read)
+    data, entry = compiled.data, compiled.facts["entry"]
+    table = int.from_bytes(data[40:48], "little")
+    mark = data.find(b"amdhsa") if name.startswith("amd") else -1
+    own = [data.find(elf.read(data).section(each).data) for each in (".nv.info", f".nv.info.{entry}")] if (
+        mark < 0
+    ) else [mark]  # fmt: skip
+    outcomes = set()
+    for _ in range(1500):
+        broken = bytearray(data)
+        for _ in range(chance.randrange(1, 4)):
+            start = chance.choice((0, table, *own, *own, *own))
+            at = min(start + chance.randrange(400), len(data) - 1)
+            broken[at] = chance.choice((0, 1, 0x80, 0x91, 0xDD, 0xFF, chance.randrange(256)))
+        try:
+            function(bytes(broken), entry)
+            outcomes.add("read")
+        except ValueError:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+@pytest.mark.parametrize(
+    "packed", [b"\x81\x90\x01", b"\x81\x80\x01", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff\x01"], ids=repr
+)
+def test_messagepack_that_no_compiler_writes_is_a_value_error(packed: bytes) -> None:
+    with pytest.raises(ValueError, match="metadata"):
+        amd._unpack(packed, 0)
+
+
+@pytest.mark.parametrize("length", [0, 4, 7, 9, 12])
+def test_a_cubin_attribute_of_another_size_is_a_value_error(
+    length: int, compiled_tiny: dict[str, Compiled]
+) -> None:
+    compiled = compiled_tiny["nvidia:sm_90"]
+    data, entry = bytearray(compiled.data), compiled.facts["entry"]
+    start = compiled.data.find(elf.read(compiled.data).section(".nv.info").data)
+    at = compiled.data.find(bytes((4, 0x2F, 8, 0)), start)
+    assert at >= 0
+    data[at + 2] = length
+    with pytest.raises(ValueError):
+        nvidia.resources(bytes(data), entry)
 
 
 @pytest.mark.parametrize("name", ["nvidia:sm_90", "amd:gfx942"])
