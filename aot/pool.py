@@ -22,6 +22,12 @@ from .toolchain import WORKER, clean_environment
 
 UNIT_LIMIT_S = 900.0
 
+_MAX_ANSWER = 16 << 20
+_FACTS: Mapping[str, type] = {
+    "entry": str, "shared": int, "num_warps": int, "num_ctas": int,
+    "global_scratch": int, "profile_scratch": int,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -46,6 +52,16 @@ class _Died(Exception):
     """A worker ended, or gave no answer, in the middle of a unit."""
 
 
+def checked_answer(answer: object) -> dict[str, Any]:
+    """A worker's answer, if it is one; else ValueError."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
+        raise ValueError("wanted an object with ok true or false")
+    for name, kind in (_FACTS if answer["ok"] else {"error": str}).items():
+        if type(answer.get(name)) is not kind:
+            raise ValueError(f"wanted {name} of type {kind.__name__}, found {answer.get(name)!r}")
+    return answer
+
+
 class _Worker:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
         self._command = shlex.join(command)
@@ -57,31 +73,43 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 env={**clean_environment(environ), "TMPDIR": str(folder), "PYTHONHASHSEED": "0"},
                 start_new_session=True,
             )
 
     def ask(self, request: Mapping[str, object], limit_s: float) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
-        late = threading.Timer(limit_s, self.kill)
+        was_late = threading.Event()
+
+        def stop() -> None:
+            was_late.set()
+            self.kill()
+
+        late = threading.Timer(limit_s, stop)
         late.daemon = True
         late.start()
-        started = time.monotonic()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            answer = self._process.stdout.readline(_MAX_ANSWER)
         except OSError:
             answer = ""
         finally:
             late.cancel()
         try:
-            return dict(json.loads(answer))
-        except ValueError:
+            return checked_answer(json.loads(answer))
+        except (ValueError, RecursionError) as error:
+            if answer:
+                self.kill()
+                self._process.wait()
+                raise _Died(
+                    f"the worker ({self._command}) wrote what is no answer: {answer[:200]!r} ({error})"
+                ) from None
             self.kill()
             code = self._process.wait()
-            if time.monotonic() - started >= limit_s:
+            if was_late.is_set():
                 raise _Died(f"no answer within {limit_s:.0f} s; the worker was stopped") from None
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -98,6 +98,8 @@ class Bar:
 def choose(stream: TextIO | None = None) -> Reporter:
     """A bar where the stream (stderr unless named) is a terminal, else lines."""
     stream = stream if stream is not None else sys.stderr
+    if stream is None:  # closed by whoever started us
+        return Silent()
     if stream.isatty():
         try:
             return Bar(stream)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from . import targets, worker
 from .errors import ToolchainError
@@ -22,6 +27,10 @@ INSTALL = "pip install 'kvbuild[compile]'"
 # What reaches a compiler from the caller's environment is kept, but for what could change its output unseen.
 _DROPPED_PREFIXES = ("TRITON_", "AMDGCN_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_")
 _DROPPED = ("DISABLE_PTXAS_OPT", "USE_IR_LOC")
+
+PROBE_LIMIT_S = 60.0
+_MAX_SAID = 1 << 20
+_VERSION = re.compile(r"[0-9]{1,6}(\.[A-Za-z0-9_.+-]{0,63})?")
 
 Run = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 
@@ -42,17 +51,47 @@ class Toolchain:
         return self
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, at most a minute. OSError and TimeoutExpired as subprocess raises them."""
-    return subprocess.run(
+def run(
+    command: Sequence[str], environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, keeps the first MiB of what it prints, and ends all that it started.
+
+    OSError and TimeoutExpired as subprocess raises them, ValueError for words that no command can have.
+    """
+    process = subprocess.Popen(
         command,
         env=dict(environ),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
+    assert process.stdout and process.stderr
+    said = [b"", b""]
+    readers = [
+        threading.Thread(target=_read_start, args=(process, stream, said, index), daemon=True)
+        for index, stream in enumerate((process.stdout, process.stderr))
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        code = process.wait(limit_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for reader in readers:
+            reader.join(timeout=5)
+    out, err = (text.decode("utf-8", "replace") for text in said)
+    return subprocess.CompletedProcess(command, code, out, err)
+
+
+def _read_start(process: subprocess.Popen[bytes], stream: IO[bytes], said: list[bytes], index: int) -> None:
+    """Reads a stream to its end, or to the limit: then the process has nothing more to say to us."""
+    with stream:
+        said[index] = stream.read(_MAX_SAID)
+        if len(said[index]) == _MAX_SAID:
+            process.kill()
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -121,14 +160,26 @@ def probe(
         return Toolchain(vendor, command, {}, (f"{text}; name one that runs",))
     try:
         done = runner((*command, str(WORKER), "--probe"), clean_environment(environ))
-        found = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return Toolchain(vendor, command, {}, (f"{vendor}: cannot be probed {where}: {error}; {remedy}",))
-    except ValueError:
+    found = _versions(done.stdout)
+    if found is None:
         said = (done.stderr or done.stdout).strip()[-400:] or f"nothing, exit {done.returncode}"
         text = f"{vendor}: wanted tool versions {where}, found: {said}; {remedy}"
         return Toolchain(vendor, command, {}, (text,))
     return _judge(vendor, command, found, where, remedy)
+
+
+def _versions(text: str) -> dict[str, str] | None:
+    """Versions by tool, as `worker.py --probe` prints them; None for whatever else a command may print."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    right = all(isinstance(version, str) and _VERSION.fullmatch(version) for version in found.values())
+    return found if right else None
 
 
 def _judge(

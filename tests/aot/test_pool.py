@@ -108,3 +108,27 @@ def test_workers_do_not_take_the_terminals_interrupt(tiny: Any, tmp_path: Path) 
     (outcome,) = tiny.compile(tiny.unit(module=tiny.source("group", source)))
     assert isinstance(outcome, Compiled)
     assert int(groups.read_text()) != os.getpgid(0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"5", b"null", b"[]", b"{}", b'[["ok", true]]', b'{"ok": 1}', b'{"ok": true}', b'{"ok": false}',
+        b"\xff", b"[" * 5000, b'{"ok": true, "entry": "x", "shared": "y"}', b"hello",
+        b'{"ok": false, "error": 5}',
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_answers_nonsense_fails_its_unit(tiny: Any, answer: bytes) -> None:
+    code = f"import sys\nfor _ in sys.stdin: sys.stdout.buffer.write({answer!r} + b'\\n'), sys.stdout.flush()"
+    pool = Pool({"nvidia": (sys.executable, "-c", code)}, tiny.sources, 1, os.environ)
+    (outcome,) = pool.run([tiny.unit()])
+    assert isinstance(outcome, Failed)
+    assert "no answer" in outcome.error and len(outcome.error) < len(code) + 1000
+
+
+def test_an_interpreter_that_answers_without_end_fails_its_unit(tiny: Any) -> None:
+    (outcome,) = Pool({"nvidia": ("sh", "-c", "tr '\\0' x < /dev/zero")}, tiny.sources, 1, os.environ).run(
+        [tiny.unit()]
+    )
+    assert isinstance(outcome, Failed)
+    assert "wrote what is no answer: 'xxx" in outcome.error

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from kvbuild.aot import progress
 
 
@@ -42,3 +44,8 @@ def test_a_terminal_gets_a_bar_that_leaves_failures_and_notes_behind() -> None:
 
 def test_silence() -> None:
     drive(progress.Silent())
+
+
+def test_a_closed_stderr_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert isinstance(progress.choose(), progress.Silent)

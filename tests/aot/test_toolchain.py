@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_the_versions_found_are_kept() -> None:
     assert found.require().versions == FOUND
 
 
+NO_VERSIONS = (
+    "5", "null", "[]", '"triton ptxas"', '[["triton", "3"]]', "[" * 5000, '{"triton": 5, "ptxas": "12"}',
+    '{"triton": "3.9", "ptxas": "new"}', '{"triton": "3.9", "ptxas": ""}',
+    '{"triton": "3.9", "ptxas": "12x.9"}',
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("named", "runner", "text"),
     [
@@ -85,6 +93,7 @@ def test_the_versions_found_are_kept() -> None:
         ("sh", says('{"python": "3.8", "triton": "3.9"}'), "nvidia: ptxas is not installed"),
         ("sh", says("", 7), "found: nothing, exit 7"),
         ("sh", says("hello", 1, "No module named x"), "found: No module named x"),
+        *(("sh", says(text), "wanted tool versions by sh") for text in NO_VERSIONS),
     ],
 )
 def test_what_is_missing_is_said_with_the_remedy(named: str, runner: Run, text: str) -> None:
@@ -120,3 +129,35 @@ def test_variables_that_could_change_a_binary_do_not_reach_the_compiler() -> Non
     )
     kept = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": "x"}
     assert toolchain.clean_environment({**dangerous, **kept}) == kept
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("printf '\\377\\376'", "wanted tool versions"),
+        ("yes", "y\ny"),
+        ("yes >&2", "y\ny"),
+        ("exec yes", "y\ny"),
+        ("kill -9 $$", "found: nothing, exit -9"),
+        ("sleep 1000 & exit 7", "found: nothing, exit 7"),
+    ],
+)
+def test_commands_that_are_no_interpreter_are_said_soon(script: str, text: str) -> None:
+    (missing,) = toolchain.probe("nvidia", {"nvidia": ("sh", "-c", script)}, os.environ).missing
+    assert text in missing and len(missing) < 2000
+
+
+def test_words_that_no_command_can_have_are_said() -> None:
+    (missing,) = toolchain.probe("nvidia", {"nvidia": ("sh", "a\0b")}, os.environ).missing
+    assert "null byte" in missing
+
+
+def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        toolchain.run(("sh", "-c", script), os.environ, 1.0)
+    for pid in pids.read_text().split():
+        # A child that nobody has waited for yet is still listed, as a zombie.
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
