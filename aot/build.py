@@ -20,7 +20,7 @@ from .assemble import Artifact, assemble, check
 from .cache import Cache, Entry
 from .errors import BuilderError, RequestError, ToolchainError
 from .plan import Facts, Plan, Unit, digest, plan
-from .pool import Compiled, Failed, Pool
+from .pool import Compiled, Failed, Pool, checked_answer
 from .progress import Reporter, Silent
 from .spec import Spec, wanted_targets
 
@@ -200,31 +200,39 @@ class _Run:
         artifacts: dict[str, Artifact] = {}
         for unit, entry in ((unit, self.cache.get(unit.key)) for unit in units):
             if entry is not None:
-                compiled = Compiled(unit, entry.data, entry.facts, 0.0)
-                self._accept(compiled, "cached", artifacts)
-        lacking = [unit for unit in units if unit.key not in artifacts and not self._has_failed(unit)]
+                self._take(Compiled(unit, entry.data, entry.facts, 0.0), artifacts)
+        lacking = [unit for unit in units if unit.key not in artifacts]
         pool = Pool(self.plan.commands, self.plan.sources, self.jobs, self.environ)
         with closing(pool.run(lacking)) as outcomes:
             for outcome in outcomes:
                 if isinstance(outcome, Failed):
                     self._fail(self.names[outcome.unit.key], outcome.error, outcome.seconds)
-                elif self._accept(outcome, "compiled", artifacts):
+                elif self._accept(outcome, artifacts):
                     self.cache.put(outcome.unit.key, Entry(outcome.data, outcome.facts))
         return artifacts
 
-    def _accept(self, compiled: Compiled, how: str, artifacts: dict[str, Artifact]) -> bool:
+    def _take(self, cached: Compiled, artifacts: dict[str, Artifact]) -> None:
+        """Accepts a unit from the cache. What others wrote there is no reason to fail: it is made anew."""
+        name = self.names[cached.unit.key]
+        try:
+            checked_answer({**cached.facts, "ok": True})
+            artifacts[cached.unit.key] = check(cached)
+        except ValueError as error:
+            self.reporter.note(f"cache: the entry of {name} cannot be used ({error}); it is made anew")
+            return
+        self.counts["units_cached"] += 1
+        self.reporter.done(name, "cached", 0.0)
+
+    def _accept(self, compiled: Compiled, artifacts: dict[str, Artifact]) -> bool:
         name = self.names[compiled.unit.key]
         try:
             artifacts[compiled.unit.key] = check(compiled)
         except ValueError as error:
             self._fail(name, f"the compiler's result cannot be launched: {error}", compiled.seconds)
             return False
-        self.counts[f"units_{how}"] += 1
-        self.reporter.done(name, how, compiled.seconds)
+        self.counts["units_compiled"] += 1
+        self.reporter.done(name, "compiled", compiled.seconds)
         return True
-
-    def _has_failed(self, unit: Unit) -> bool:
-        return any(failure.name == self.names[unit.key] for failure in self.failures)
 
     def _fail(self, name: str, error: str, seconds: float) -> None:
         self.failures.append(Failure(name, error))

@@ -75,8 +75,11 @@ class Cache:
             self.note(f"cache: {path} is damaged; it is made anew")
             return None
         head, _, data = rest.partition(b"\n")
-        facts = json.loads(head)
-        if facts.pop("key") != key:
+        try:
+            facts = dict(json.loads(head))
+        except (ValueError, TypeError, RecursionError):
+            facts = {}
+        if facts.pop("key", None) != key:
             self.note(f"cache: {path} belongs to another key; it is made anew")
             return None
         return Entry(data, facts)
@@ -89,7 +92,8 @@ class Cache:
         # Named before it is made, so that an interrupt at any moment knows what to remove.
         temporary = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            path.parent.mkdir(exist_ok=True)
+            # With its parents: whoever tidies a shared folder may do so during a build.
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "xb") as file:
                 file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
                 file.flush()

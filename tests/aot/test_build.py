@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from kvbuild.aot import build as building
 from kvbuild.aot import launcher, spec, toolchain
 from kvbuild.aot.build import BuildResult, build, prepare
-from kvbuild.aot.cache import Cache
+from kvbuild.aot.cache import Cache, Entry
 from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
+from kvbuild.aot.plan import Unit
+from kvbuild.aot.pool import Compiled, Failed, Pool
 from kvbuild.aot.progress import Silent
 
 HOSTS = ("aarch64-linux-gnu.2.17", "x86_64-linux-gnu.2.17")
@@ -226,14 +229,16 @@ def test_keep_going_with_nothing_left_gives_no_manifest(
 
 
 def test_a_binary_that_cannot_be_launched_is_a_failed_unit(
-    tiny: Any, tmp_path: Path, launchers: Launchers
+    tiny: Any, tmp_path: Path, launchers: Launchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unit = tiny.unit()
-    plan = tiny.plan(tiny.target("nvidia:sm_80", [(128, "general", None, unit)]))
-    assert build(plan, cache=Cache(tmp_path), jobs=1).ok
-    entry = Cache(tmp_path).get(unit.key)
-    assert entry is not None
-    Cache(tmp_path).put(unit.key, building.Entry(entry.data, {**entry.facts, "global_scratch": 64}))
+    class WithScratch(Pool):
+        def run(self, units: Sequence[Unit]) -> Generator[Compiled | Failed, None, None]:
+            for outcome in super().run(units):
+                assert isinstance(outcome, Compiled)
+                yield replace(outcome, facts={**outcome.facts, "global_scratch": 64})
+
+    monkeypatch.setattr(building, "Pool", WithScratch)
+    plan = tiny.plan(tiny.target("nvidia:sm_80", [(128, "general", None, tiny.unit())]))
     result = build(plan, cache=Cache(tmp_path), jobs=1)
     (failure,) = result.report.failures
     assert failure.error.startswith("the compiler's result cannot be launched: wanted no global scratch")
@@ -358,3 +363,22 @@ def test_a_real_kernel_of_the_route_compiles_and_can_be_launched(
     for kernel in result.manifest.targets[0].kernels:
         assert kernel.hidden == 2
         assert kernel.args[-1].offset + kernel.args[-1].size == 192
+
+
+def test_a_cached_unit_that_cannot_be_used_is_made_anew(tiny: Any, warm: Cache, launchers: Launchers) -> None:
+    """A right digest says that an entry is whole, not that it is right."""
+    plan = plan_of(tiny)
+    notes: list[str] = []
+    for unit, change in zip(
+        plan.units, ({"entry": "other"}, {"shared": "x"}, {"num_ctas": None}, None), strict=True
+    ):
+        entry = warm.get(unit.key)
+        assert entry is not None
+        warm.put(unit.key, Entry(entry.data, {**entry.facts, **change}) if change else Entry(b"", {}))
+    recorder = Recorder()
+    recorder.note = notes.append  # type: ignore[method-assign]
+    result = build(plan, cache=warm, jobs=2, reporter=recorder)
+    assert result.ok
+    assert (result.report.units_compiled, result.report.units_cached) == (4, 0)
+    assert len(notes) == 4 and all("made anew" in note for note in notes)
+    assert build(plan, cache=warm, jobs=2).report.units_cached == 4

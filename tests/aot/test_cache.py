@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,23 @@ def test_eight_builders_at_once_never_see_half_an_entry(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 8
     assert len(files(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("head", [b"", b"5", b"[]", b"{}", b"{", b"\xff", b"[" * 5000, b'{"key": 1}'])
+def test_an_entry_of_another_program_is_missing(tmp_path: Path, head: bytes) -> None:
+    """Its digest is right, but it is none of ours: anyone may write to a shared folder."""
+    notes: list[str] = []
+    cache = Cache(tmp_path, notes.append)
+    cache.put(KEY, Entry(b"abc", {}))
+    (path,) = files(tmp_path)
+    rest = head + b"\nabc"
+    path.write_bytes(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+    assert cache.get(KEY) is None
+    assert len(notes) == 1 and str(path) in notes[0]
+
+
+def test_a_folder_removed_during_a_build_is_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    cache.put(KEY, Entry(b"abc", {}))
+    assert cache.get(KEY) == Entry(b"abc", {})
