@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+import stat
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import yaml
 
 from .errors import RequestError
+
+# PyYAML takes a second or more for each MiB.
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,10 @@ class Value:
         """The plain value of a scalar: str, int, float, bool or None."""
         if not isinstance(self.node, yaml.ScalarNode):
             self.fail(f"wanted a single value, found {self.found()}")
-        return _construct(self.node, self)
+        value = _construct(self.node, self)
+        if not isinstance(value, Hashable):  # an explicit tag: !!seq x
+            self.fail(f"wanted a single value, found {self.node.tag.rpartition(':')[2]} by its tag")
+        return value
 
     def integer(self) -> int:
         value = self.scalar()
@@ -102,8 +111,28 @@ def _construct(node: yaml.ScalarNode, at: Value) -> object:
     except (yaml.YAMLError, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error)
         at.fail(f"cannot be read: {reason}")
+    except Exception:
+        # PyYAML lets its readers stumble over a text that its tag does not fit: !!int '', !!bool x.
+        at.fail(f"cannot be read: {node.value!r} is no {node.tag.rpartition(':')[2]}")
     finally:
         loader.dispose()
+
+
+def read(path: Path) -> str:
+    """The text of a file of settings. RequestError where it cannot be read, or is not one by its looks."""
+    wanted = f"{path}: wanted a text file of at most {MAX_BYTES} bytes, found"
+    try:
+        # Opened so that a pipe does not wait; and a device or a huge file is never read to its end.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RequestError(f"{wanted} a folder, device or pipe")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise RequestError(f"{wanted} more")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise RequestError(f"{path}: cannot be read: {reason}") from None
 
 
 def parse(text: str, file: str) -> Value:

@@ -67,10 +67,9 @@ def find(path: str | Path | None = None) -> Path:
 def load(path: str | Path) -> Spec:
     """Reads and checks a build.yaml. Raises RequestError, also where the file cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise RequestError(f"{path}: cannot be read: {reason}; name a build.yaml with --config") from None
+        text = document.read(Path(path))
+    except RequestError as error:
+        raise RequestError(f"{error}; name a build.yaml with --config") from None
     return parse(text, str(path))
 
 

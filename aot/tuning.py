@@ -45,10 +45,10 @@ def load(vendor: str, arch: str) -> Table:
     """Reads an arch's table from the package. Raises RequestError where it is missing or wrong."""
     path = path_of(vendor, arch)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        text = document.read(path)
+    except RequestError as error:
         raise RequestError(
-            f"{path}: the tuning table of {vendor}:{arch} cannot be read: {error.strerror}; "
+            f"the tuning table of {vendor}:{arch}: {error}; "
             f"add the file, or give tiles for {arch} in build.yaml"
         ) from None
     return parse(text, str(path), f"{vendor}:{arch}")

@@ -23,7 +23,8 @@ TORCH_PIP = "pip install torch"
 )
 @click.option("--all", "everything", is_flag=True, help="Run all 12 benchmark workloads, not the smallest.")
 @click.option("--workload", "names", multiple=True, metavar="NAME", help="Run only this case; repeatable.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the random operands.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="N",
+              help="Seed of the random operands.")  # fmt: skip
 @output.json_option
 def command(
     file: str, device: str | None, everything: bool, names: tuple[str, ...], seed: int, as_json: bool

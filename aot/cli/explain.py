@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +12,8 @@ from . import output
 if TYPE_CHECKING:
     from ...runtime.facts import Facts
     from ...runtime.select import Accepted, Rejected
+
+_MAX_FACTS = 16 << 20
 
 
 @click.command("explain", help="Say what this host would load from a bundle, and why the rest was refused.")
@@ -64,16 +64,20 @@ def command(file: str, facts_file: str | None, device: str | None, strict: bool,
 
 
 def _facts_of_file(name: str) -> Facts:
+    from ...runtime import strictjson
     from ...runtime.facts import Facts
 
-    path = output.existing_file(name, "--facts", "make one with `kvbuild explain FILE.kvb --json`")
+    advice = "make one with `kvbuild explain FILE.kvb --json`"
+    path = output.existing_file(name, "--facts", advice, pipes=True)
     try:
-        value = json.loads(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FACTS + 1)
+        if len(data) > _MAX_FACTS:
+            raise ValueError(f"wanted at most {_MAX_FACTS} bytes, found more; {advice}")
+        value = strictjson.parse(data)
         if isinstance(value, dict) and isinstance(value.get("facts"), dict):
             value = value["facts"]
         return Facts.from_json(value)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"--facts {name}: wanted JSON, found: {error}") from None
     except ValueError as error:
         raise RequestError(f"--facts {name}: {error}") from None
 

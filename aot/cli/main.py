@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 something failed, 2 the request was wrong, 3 a toolchain i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -27,6 +29,7 @@ COMMANDS = (
     "doctor",
 )
 
+EXIT_INTERRUPTED = 130
 
 # What click raises for a bare `kvbuild` from 8.2 on; before, it prints the help by itself.
 _NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
@@ -89,29 +92,43 @@ def _report(error: BaseException, as_json: bool) -> int:
         message = output.message_of(error)
     else:
         message = f"internal error: {kind}: {error}. Set KVBUILD_DEBUG=1 to see the traceback"
-    if as_json:
-        try:
-            output.emit_json({"error": {"kind": kind, "message": message, "exit_code": code}})
-        except OSError:
-            click.echo(f"kvbuild: {message}", err=True)
-    else:
-        click.echo(f"kvbuild: {message}", err=True)
+    _say(kind, message, code, as_json)
     if os.environ.get("KVBUILD_DEBUG") and not isinstance(error, click.ClickException):
         traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     return code
+
+
+def _say(kind: str, message: str, code: int, as_json: bool) -> None:
+    # stdout may be full or closed, and then stderr too; there is nobody left to tell.
+    with contextlib.suppress(OSError):
+        if as_json:
+            try:
+                output.emit_json({"error": {"kind": kind, "message": message, "exit_code": code}})
+                return
+            except OSError:
+                pass
+        click.echo(f"kvbuild: {message}", err=True)
+
+
+def _never_fail_to_print() -> None:
+    """Names from outside (files, archives) may hold what the locale cannot write: it is shown escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
+    _never_fail_to_print()
     if os.environ.get("NO_COLOR"):
         os.environ.pop("FORCE_COLOR", None)
     try:
         result = cli.main(args=arguments, prog_name="kvbuild", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("kvbuild: interrupted; nothing half-written was left", err=True)
-        return 130
+        _say("Interrupted", "interrupted; nothing half-written was left", EXIT_INTERRUPTED, as_json)
+        return EXIT_INTERRUPTED
     except _NO_ARGUMENTS as error:
         click.echo(error.format_message(), err=True)
         return output.EXIT_REQUEST

@@ -54,8 +54,8 @@ def message_of(error: BaseException) -> str:
 
 
 def emit_json(value: object) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
+    """One JSON document on stdout; in ASCII, so that no locale and no odd file name can spoil it."""
+    click.echo(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=True))
 
 
 def paint(text: str, colour: str) -> str:
@@ -87,14 +87,21 @@ def size_text(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def existing_file(path: str | Path, what: str, advice: str) -> Path:
-    """The path, if a file is there that can be opened for reading; else RequestError."""
+def existing_file(path: str | Path, what: str, advice: str, pipes: bool = False) -> Path:
+    """The path, if a regular file is there that can be opened for reading; else RequestError.
+
+    pipes: a pipe will do as well, such as a shell makes for `<(command)`; it is not opened here.
+    """
     found = Path(path)
     wanted = f"{what}: wanted a readable file, found"
     try:
-        kind = found.stat()
-        if stat.S_ISDIR(kind.st_mode):
-            raise RequestError(f"{wanted} a folder at {found}; {advice}")
+        mode = found.stat().st_mode
+        if pipes and stat.S_ISFIFO(mode):
+            return found
+        if not stat.S_ISREG(mode):
+            # Opening a pipe may wait for ever, and reading a device may never end.
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device, socket or pipe"
+            raise RequestError(f"{wanted} {kind} at {found}; {advice}")
         with open(found, "rb"):
             return found
     except FileNotFoundError:
@@ -112,6 +119,8 @@ def existing_bundle(path: str | Path) -> Path:
 def writable_file(path: str | Path, option: str = "-o") -> Path:
     """The path, if a file can be put there by writing beside it and renaming; else RequestError."""
     target = Path(path)
+    if str(path).endswith(os.sep) and not target.is_dir():
+        raise RequestError(f"{option} {path}: wanted a file's name, found a folder's; name a file")
     if target == DEFAULT_BUNDLE and not target.parent.exists():
         _make_folder(target.parent, option)
     wanted = f"{option} {target}: wanted a place for a file, found"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ def test_what_one_host_printed_another_reads(cpu_bundle: Path, tmp_path: Path, k
         ("not json", "wanted JSON"),
         ("{}", "vendor"),
         ('{"facts": {"vendor": 1}}', "facts.json"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"facts": {}, "facts": {}}', "repeated"),
+        ('"\\ud800"', "wanted"),
+        (" " * (17 << 20), "wanted at most"),
     ],
 )
 def test_facts_that_are_none_are_a_wrong_request(
@@ -87,3 +92,18 @@ def test_wrong_options_are_wrong_requests(cpu_bundle: Path, tmp_path: Path, kvbu
     assert missing.code == 2 and "found nothing" in missing.err
     both = kvbuild("explain", cpu_bundle, "--device", "cpu", "--facts", tmp_path / "none.json")
     assert both.code == 2 and "exclude each other" in both.err
+
+
+def test_facts_may_come_through_a_pipe(cpu_bundle: Path, kvbuild: Run) -> None:
+    printed = kvbuild("explain", cpu_bundle, "--device", "cpu", "--json").out
+    read, write = os.pipe()
+    os.write(write, printed.encode())
+    os.close(write)
+    done = kvbuild("explain", cpu_bundle, "--facts", f"/dev/fd/{read}", "--json")
+    os.close(read)
+    assert done.code == 0 and json.loads(done.out)["facts"] == json.loads(printed)["facts"]
+
+
+def test_a_device_is_no_file_of_facts(cpu_bundle: Path, kvbuild: Run) -> None:
+    done = kvbuild("explain", cpu_bundle, "--facts", "/dev/zero")
+    assert (done.code, done.out) == (2, "") and "a device, socket or pipe" in done.err

@@ -126,6 +126,8 @@ def test_an_interrupt_is_one_line_and_130(kvbuild: Run, monkeypatch: pytest.Monk
     done = kvbuild("list")
     assert (done.code, done.out) == (130, "")
     assert "interrupted" in done.err
+    as_json = kvbuild("list", "--json")
+    assert (as_json.code, json.loads(as_json.out)["error"]["exit_code"]) == (130, 130)
 
 
 def test_a_closed_pipe_is_quiet() -> None:
@@ -136,6 +138,36 @@ def test_a_closed_pipe_is_quiet() -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}], ids=str)
+@pytest.mark.parametrize("name", [b"\xff\xe9.kvb", "\u00e9.kvb".encode(), b"new\nline.kvb"])
+def test_any_file_name_is_printed_in_any_locale(
+    settings: dict[str, str], name: bytes, cpu_bundle: Path, tmp_path: Path
+) -> None:
+    path = os.fsencode(tmp_path) + b"/" + name
+    os.symlink(cpu_bundle, path)
+    command = [sys.executable, "-m", "kvbuild.aot.cli.main", "list"]
+    environment = {**os.environ, **settings}
+    for file, code in ((path, 0), (path + b".none", 2)):
+        plain = subprocess.run([*command, file], env=environment, capture_output=True)
+        assert plain.returncode == code and b"internal" not in plain.stderr
+        as_json = subprocess.run([*command, file, "--json"], env=environment, capture_output=True)
+        assert as_json.returncode == code
+        found = json.loads(as_json.stdout.decode("ascii"))
+        if code == 0:
+            assert os.fsencode(found["bundle"]) == file
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", ">&-", ">&- 2>&-", ">/dev/full", ">/dev/full 2>&1", "<&-"])
+@pytest.mark.parametrize("arguments", ["list {} --json", "list none.kvb", "list none.kvb --json", "doctor"])
+def test_streams_that_take_nothing_leave_no_traceback(
+    arguments: str, redirection: str, cpu_bundle: Path
+) -> None:
+    command = f"exec {sys.executable} -m kvbuild.aot.cli.main {arguments.format(cpu_bundle)} {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.returncode in (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +184,10 @@ def test_a_missing_bundle_is_code_2_and_says_what_to_do(command: str, kvbuild: R
     assert "found nothing at" in missing.err and "kvbuild compile" in missing.err
     folder = kvbuild(command, tmp_path)
     assert folder.code == 2 and "found a folder" in folder.err
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", "/dev/zero"):
+        done = kvbuild(command, endless)
+        assert done.code == 2 and "a device, socket or pipe" in done.err
 
 
 @pytest.mark.parametrize("command", ["list", "inspect", "verify", "explain", "check"])
@@ -174,6 +210,8 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(errors.RequestError, match=words):
             output.writable_file(place)
+    with pytest.raises(errors.RequestError, match="found a folder's"):
+        output.writable_file(f"{tmp_path}/new/")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,37 @@ def test_a_cpu_target_needs_its_host() -> None:
     given = GOOD.replace("[x86_64-linux-gnu.2.17]", "[aarch64-linux-gnu.2.17]")
     with pytest.raises(RequestError, match=r"cpu:x86_64: wanted x86_64-linux-gnu.2.17 among the hosts"):
         spec.wanted_targets(spec.parse(given), ["cpu"])
+
+
+TAGGED = (
+    "!!int ''", "!!int _", "!!int '+'", "!!float ''", "!!float _", "!!bool x", "!!timestamp x", "!!set {a}",
+    "!!seq x", "!!map x", "!!binary é", "!!merge x", "!!python/object/apply:os.system [id]", "!foo x", "0b_",
+    "0x_", "2001-99-99", "'\\0'", '"\\ud800"', "=", "<<", ".nan", "1e400", "&a x", "*x", "? x", "9" * 5000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", TAGGED)
+@pytest.mark.parametrize(
+    "place", ["version: {}", "targets: {{nvidia: {}}}", "toolchains: {{amd: {}}}", "? {}\n: 1"]
+)
+def test_a_value_that_yaml_itself_stumbles_over_is_a_wrong_request(value: str, place: str) -> None:
+    key = place.split(":")[0]
+    lines = [line for line in GOOD.splitlines() if not line.startswith((f"{key}:", "  "))]
+    with pytest.raises(RequestError, match=r"build\.yaml:\d+: "):
+        spec.parse("\n".join(lines) + "\n" + place.format(value) + "\n")
+
+
+@pytest.mark.parametrize("text", ["\ufeff" + GOOD, GOOD.replace("\n", "\r\n"), "---\n" + GOOD + "...\n"])
+def test_other_ways_to_write_the_same_are_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "build.yaml"
+    path.write_bytes(text.encode())
+    assert spec.load(path).targets == spec.parse(GOOD).targets
+
+
+def test_what_is_no_file_of_settings_is_refused_at_once(tmp_path: Path) -> None:
+    huge, pipe = tmp_path / "huge.yaml", tmp_path / "pipe"
+    huge.write_text(GOOD + "# x\n" * 300_000)
+    os.mkfifo(pipe)
+    for path in (huge, pipe, tmp_path, Path("/dev/zero"), tmp_path / "none", tmp_path / ("x" * 300)):
+        with pytest.raises(RequestError, match="name a build.yaml with --config"):
+            spec.load(path)
