@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from acceptance import isolation
 
 if TYPE_CHECKING:
-    from acceptance.place import Place
     from acceptance.record import Record
+
+    from kvbuild.aot.measure.place import Place
 
 
 def main(arguments: list[str]) -> int:
@@ -52,10 +53,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _accept(options: argparse.Namespace, watched: isolation.Isolation) -> int:
     import torch
-    from acceptance.place import Place
     from acceptance.record import Record
 
     from kvbuild import runtime
+    from kvbuild.aot.measure.place import Place
 
     if options.device != "cpu" and not torch.cuda.is_available():
         print(f"--device {options.device}: wanted a GPU that torch can use, found none; "
@@ -101,11 +102,11 @@ def _host(record: Record, place: Place, options: argparse.Namespace) -> None:
     """The cpu target of the same bundle on this host."""
     import torch
     from acceptance import parallel, refusals, start
-    from acceptance.place import Place
     from acceptance.record import NotRun
 
     from kvbuild import runtime
     from kvbuild.aot.cli import cases
+    from kvbuild.aot.measure.place import Place
 
     if not place.is_gpu:
         return

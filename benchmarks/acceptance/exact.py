@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from kvbuild.aot.cli import cases
+from kvbuild.aot.measure.place import Place
 from kvbuild.kernels import odd_cases, oracle, verdict, workloads
 from kvbuild.kernels.contract import COMPRESS_RATIOS
 from kvbuild.kernels.workloads import Inputs, Workload
 
 from . import launches
-from .place import Place
 from .record import Check, NotRun, Record
 
 FAR_ROWS_BYTES = 12 << 30

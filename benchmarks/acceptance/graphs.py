@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from kvbuild.aot.measure.place import Place
 from kvbuild.kernels.contract import COMPRESS_RATIOS
 from kvbuild.kernels.workloads import Inputs, Workload, make
 
 from . import launches
-from .place import Place
 from .record import NotRun, Record, Refused
 
 REPLAYS = 100

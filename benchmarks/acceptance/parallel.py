@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from kvbuild import runtime
+from kvbuild.aot.measure.place import Place
 from kvbuild.kernels.contract import COMPRESS_RATIOS
 from kvbuild.kernels.workloads import Inputs, Workload, make
 
 from . import launches
-from .place import Place
 from .record import NotRun, Record, Refused
 
 THREADS = 8

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from kvbuild.aot.measure.place import Place
 from kvbuild.kernels.contract import OPERANDS
 from kvbuild.kernels.workloads import Inputs, Workload, make
 
-from .place import Place
 from .record import NotRun, Record, Refused
 
 NAMES = (*(operand.name for operand in OPERANDS), "block_size", "compress_ratio", "rms_norm_eps")

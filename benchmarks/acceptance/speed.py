@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from kvbuild.aot.measure import ceiling, timing
+from kvbuild.aot.measure.place import Place
+from kvbuild.aot.measure.rotation import COLD_BYTES, cold_sets, rotation, slices
 from kvbuild.kernels import reference
-from kvbuild.kernels.contract import COMPRESS_RATIOS, STATE_WIDTH
-from kvbuild.kernels.workloads import WORKLOADS, Inputs, Workload, make
+from kvbuild.kernels.contract import COMPRESS_RATIOS
+from kvbuild.kernels.workloads import WORKLOADS, Inputs, Workload
 
-from . import ceiling, launches, timing
-from .place import Place
+from . import launches
 from .record import NotRun, Record
 
-# More than any L2, so that a rotation over so much finds nothing there.
-COLD_BYTES = 256 << 20
 DECODE_SETS = 8
 DECODE_OUTPUTS = (1, 8, 32)
 CALLS = 64
@@ -141,22 +139,18 @@ def _slower(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
 
 def _plan(quick: bool) -> list[tuple[Workload, int]]:
     prefills = WORKLOADS[: 3 if quick else None]
-    plan = [(workload, _cold_sets(workload)) for workload in prefills]
+    plan = [(workload, cold_sets(workload)) for workload in prefills]
     for ratio in COMPRESS_RATIOS[:1] if quick else COMPRESS_RATIOS:
         for outputs in DECODE_OUTPUTS:
             workload = Workload.decode(outputs, ratio, 0)
             plan += [(workload, sets) for sets in dict.fromkeys((DECODE_SETS, max(DECODE_SETS,
-                                                                                  _cold_sets(workload))))]
+                                                                                  cold_sets(workload))))]
     return plan
-
-
-def _cold_sets(workload: Workload) -> int:
-    return max(2, -(-COLD_BYTES // workload.window_bytes))
 
 
 def _measure(operator: Any, place: Place, reader: ceiling.Reader,
              ceilings: dict[tuple[int, int, int], tuple[float, str]], workload: Workload, sets: int) -> Row:
-    inputs, pool = rotation(workload, place, sets)
+    inputs, pool = rotation(workload, place.device, sets)
     owns = [each.fresh() for each in inputs]
     arguments = [own.call_args() for own in owns]
     rounds = max(2, CALLS // sets)
@@ -167,50 +161,20 @@ def _measure(operator: Any, place: Place, reader: ceiling.Reader,
                 operator.compress(*each)
 
     operator.compress(*arguments[0])
-    ours = timing.replay_us(timing.capture(body), rounds * sets)
-    stream = timing.stream_us(body, rounds * sets)
+    ours = timing.replay(timing.capture(body), rounds * sets).median
+    stream = timing.stream(body, rounds * sets).median
     for at in {0, sets - 1}:
         launches.refuse_wrong(owns[at], inputs[at])
     key = workload.window_bytes, sets, rounds
     if key not in ceilings:
-        slices = list(pool.flatten().split(workload.window_bytes // 4)[:sets])
-        ceilings[key] = ceiling.best_us(reader, slices, rounds)
+        read_in, by = ceiling.best(reader, slices(pool, workload, sets), rounds)
+        ceilings[key] = read_in.median, by
     read, by = ceilings[key]
     theirs = _reference_us(place, inputs[0]) if sets * workload.window_bytes >= COLD_BYTES else None
     return Row(workload.name, workload.num_outputs, workload.compress_ratio, workload.window_bytes, sets,
                sets * workload.window_bytes >= COLD_BYTES, ours, stream, read, by, theirs)
 
 
-def rotation(workload: Workload, place: Place, sets: int) -> tuple[list[Inputs], Tensor]:
-    """`sets` launches alike whose windows lie in different pages of one state cache, and that state cache.
-
-    Pages are in random order over all of it; the last one holds NaN and belongs to no window.
-    """
-    base = make(workload, device=place.device)
-    table = base.block_table.cpu().long()
-    pages = base.state_cache.shape[0] - 2
-    block_size = base.block_size
-    base = base.with_(state_cache=base.state_cache[:1].clone())
-    pool = torch.randn(sets * pages + 1, block_size, STATE_WIDTH, device=place.device,
-                       generator=torch.Generator(device=place.device).manual_seed(0))
-    pool[-1] = torch.nan
-    order = torch.randperm(sets * pages, generator=torch.Generator().manual_seed(0))
-    found = []
-    for at in range(sets):
-        moved = torch.full_like(table, sets * pages)
-        held = table < pages
-        moved[held] = order[table[held] + at * pages]
-        found.append(base.with_(state_cache=pool, block_table=moved.to(torch.int32).to(place.device)).fresh())
-    return found, pool
-
-
 def _reference_us(place: Place, inputs: Inputs) -> float:
     own = inputs.fresh().call_args()
-    samples = []
-    for _ in range(REFERENCE_REPEATS + 1):
-        place.synchronize()
-        begin = time.perf_counter()
-        reference.compress(*own)
-        place.synchronize()
-        samples.append(1e6 * (time.perf_counter() - begin))
-    return statistics.median(samples[1:])
+    return timing.until_done(lambda: reference.compress(*own), place.synchronize, REFERENCE_REPEATS).median

@@ -10,16 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvbuild.aot.measure import timing
+from kvbuild.aot.measure.place import Place
 from kvbuild.kernels.workloads import Inputs, Workload, make
 
 from . import launches
-from .place import Place
 from .record import NotRun, Record
 
 IMPORT_BAR_MS = 100.0
 LOAD_BAR_MS = 50.0
 OWN_STEPS = ("interpreter", "import kvbuild.runtime", "load", "first call")
-BATCH, BATCHES = 200, 25
+BATCH = 200
 PROCESS_SECONDS = 180
 
 
@@ -87,17 +88,5 @@ def _call_us(operator: Any, place: Place, inputs: Inputs) -> dict[str, float]:
     own = inputs.fresh().call_args()
     # So many calls of this work that the launch queue cannot fill up.
     size = BATCH if inputs.boundary_token_indices.shape[0] <= 64 else 20
-    singles, means = [], []
-    for _ in range(BATCHES):
-        place.synchronize()
-        for _ in range(size):
-            begin = time.perf_counter_ns()
-            operator.compress(*own)
-            singles.append(time.perf_counter_ns() - begin)
-        place.synchronize()
-        begin = time.perf_counter_ns()
-        for _ in range(size):
-            operator.compress(*own)
-        means.append((time.perf_counter_ns() - begin) / size)
-    place.synchronize()
-    return {"median": statistics.median(singles) / 1e3, "batch": min(means) / 1e3}
+    single, batch = timing.until_returned(lambda: operator.compress(*own), place.synchronize, size)
+    return {"median": single.median, "batch": batch}

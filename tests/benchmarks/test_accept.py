@@ -95,8 +95,9 @@ def test_what_it_cannot_use_is_a_wrong_request(cpu_bundle: Path, tmp_path: Path)
 
 def test_a_wrong_byte_is_seen(cpu_bundle: Path) -> None:
     from acceptance import exact, launches, parallel
-    from acceptance.place import Place
     from acceptance.record import Check, Record, Refused
+
+    from kvbuild.aot.measure.place import Place
 
     operator = runtime.load(cpu_bundle, device="cpu")
     operator = SimpleNamespace(compress=operator.compress, counters=operator.counters, variants=())

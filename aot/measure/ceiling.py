@@ -1,23 +1,32 @@
-"""How fast this GPU can read: plain kernels that read bytes and do nothing else, the best of many shapes.
+"""How fast a device can read: what reads bytes and does nothing else, the best of many ways.
 
-They are compiled by NVRTC, which torch brings; nothing else here is compiled on the host.
+On NVIDIA these are plain kernels, compiled by NVRTC, which torch brings; elsewhere reductions of torch alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from . import timing
+from .timing import Timing
 
 THREADS = (128, 256, 512)
 UNROLLS = (1, 2, 4, 8, 16)
 BLOCKS_PER_MULTIPROCESSOR = (4, 8)
 REPLAYS = 8
+# What torch does with one pass over a float32 tensor; the integer sums cannot wait for a rounding.
+HOST_READS: Mapping[str, Callable[[Tensor], object]] = {
+    "torch.sum": torch.sum,
+    "torch.amax": torch.amax,
+    "torch.sum of int32": lambda data: torch.sum(data.view(torch.int32), dtype=torch.int32),
+}
 
 # `count` float4 are a multiple of what a block reads at a time, so there is no bounds check in the loop.
 SOURCE = """
@@ -84,25 +93,48 @@ class Reader:
             raise RuntimeError(f"{call}: error {code}")
 
 
-def best_us(reader: Reader, sets: Sequence[Tensor], rounds: int) -> tuple[float, str]:
-    """The least microseconds in which one of `sets`, float32 tensors of equal size, is read, and by what."""
-    found: list[tuple[float, str]] = []
-    for shape in reader.shapes(sets[0].numel() // 4):
+def reader() -> tuple[Reader | None, str]:
+    """The plain kernels; None, and why, where there are none."""
+    try:
+        return Reader(), ""
+    except (OSError, RuntimeError) as error:
+        return None, str(error)
+
+
+def best(
+    found: Reader | None, sets: Sequence[Tensor], rounds: int, replays: int = REPLAYS
+) -> tuple[Timing, str]:
+    """The least time in which one of `sets`, float32 tensors of equal size, is read, and by what.
+
+    A graph reads all of them in turn, `rounds` times; by the plain kernels, where there are any, and torch.
+    """
+    results: list[tuple[Timing, str]] = []
+    for shape in found.shapes(sets[0].numel() // 4) if found is not None else ():
         name = "{} threads, {} float4 each, {} blocks".format(*shape)
-        found.append((_us(lambda data, shape=shape: reader.launch(data, shape), sets, rounds), name))
+        results.append((_time(partial(found.launch, shape=shape), sets, rounds, replays), name))
     sink = torch.zeros((), device=sets[0].device)
-    found.append((_us(lambda data: torch.sum(data, dim=0, out=sink), sets, rounds), "torch.sum"))
-    return min(found)
+    results.append((_time(lambda data: torch.sum(data, dim=0, out=sink), sets, rounds, replays), "torch.sum"))
+    return min(results, key=lambda result: result[0].median)
 
 
-def _us(read: Callable[[Tensor], object], sets: Sequence[Tensor], rounds: int) -> float:
+def _time(read: Callable[[Tensor], object], sets: Sequence[Tensor], rounds: int, replays: int) -> Timing:
     def body() -> None:
         for _ in range(rounds):
             for data in sets:
                 read(data)
 
     read(sets[0])
-    return timing.replay_us(timing.capture(body), rounds * len(sets), REPLAYS)
+    return timing.replay(timing.capture(body), rounds * len(sets), replays)
+
+
+def host(sets: Sequence[Tensor], repeats: int) -> tuple[Timing, str]:
+    """The same for the host's memory, by torch's threads: one set after the other, each call waited for."""
+    results = []
+    for name, read in HOST_READS.items():
+        turn = cycle(sets)
+        one = timing.until_done(lambda read=read, turn=turn: read(next(turn)), lambda: None, repeats)
+        results.append((one, name))
+    return min(results, key=lambda result: result[0].median)
 
 
 def _compile(source: str) -> bytes:
