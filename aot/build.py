@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import kernels
+from ..kernels.contract import SPECIALISED_BLOCK_SIZE
 from ..runtime.manifest import Manifest, Target
 from . import launcher, targets, toolchain, tuning
 from .assemble import Artifact, assemble, check
@@ -77,12 +78,20 @@ def prepare(
     names: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     runner: toolchain.Run = toolchain.run,
+    *,
+    tune_space: bool = False,
 ) -> Plan:
     """The plan for targets as people write them (VENDOR or VENDOR:ARCH); reads sources, tables, versions.
 
+    tune_space: with the candidates of the tuning space (see plan.plan).
     Raises RequestError for an unknown target or a wrong tuning table, then ToolchainError for what lacks.
     """
     wanted = wanted_targets(spec, names)
+    if tune_space and SPECIALISED_BLOCK_SIZE not in spec.state_block_sizes:
+        raise RequestError(
+            f"--tune-space: wanted {SPECIALISED_BLOCK_SIZE} among the state_block_sizes of {spec.file}, for "
+            f"candidates are built for it, found {', '.join(map(str, spec.state_block_sizes))}; add it"
+        )
     tables = {
         name: tuning.load(name.vendor, name.arch)
         for name in wanted
@@ -110,6 +119,7 @@ def prepare(
             read=read_source,
             recipe=hashlib.sha256(toolchain.WORKER.read_bytes()).hexdigest(),
         ),
+        tune_space=tune_space,
     )
 
 

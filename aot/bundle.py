@@ -6,11 +6,8 @@ name whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import os
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +15,8 @@ from pathlib import Path
 from ..runtime import archive
 from ..runtime.bundle import MAX_MANIFEST_SIZE, Bundle, open_bundle
 from ..runtime.manifest import Manifest, Target
-from .errors import BuildError, RequestError
+from .errors import RequestError
+from .publish import publish
 
 
 def write(path: str | os.PathLike[str], manifest: Manifest, blobs: Mapping[str, bytes]) -> None:
@@ -50,7 +48,7 @@ def write(path: str | os.PathLike[str], manifest: Manifest, blobs: Mapping[str, 
         where = archive.layout(len(text), checked.blobs)
     except ValueError as error:
         raise RequestError(f"{path}: {error}; build fewer targets into one bundle") from None
-    _publish(Path(path), _chunks(where, text, blobs))
+    publish(Path(path), "bundle", _chunks(where, text, blobs))
 
 
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Manifest:
@@ -122,37 +120,3 @@ def _chunks(where: archive.Layout, text: bytes, blobs: Mapping[str, bytes]) -> I
         yield archive.header(entry, crcs[-1])
         yield content
     yield archive.trailer(where, crcs, hashlib.sha256(text).hexdigest())
-
-
-def _publish(path: Path, chunks: Iterable[bytes]) -> None:
-    if os.path.exists(path) and not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "something that is not a regular file"
-        raise RequestError(f"{path}: wanted a file's name, found {kind}; choose another with -o")
-    # Named before it is made, so that an interrupt at any moment knows what to remove.
-    temporary = path.parent / f".kvb-{os.getpid()}-{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        words = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            text = f"{path}: wanted to write the bundle, found: {words}; make room or choose another with -o"
-            raise BuildError(text) from error
-        text = f"{path}: wanted a place to write the bundle, found: {words}; choose another with -o"
-        raise RequestError(text) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ..kernels.contract import SPECIALISED_BLOCK_SIZE
-from ..kernels.gpgpu import route
+from ..kernels.gpgpu import route, space
 from ..kernels.gpgpu.route import KernelForm, Tile
 from . import targets
 from .spec import Spec, TargetName, cpu_hosts
@@ -132,8 +132,14 @@ class Facts:
     recipe: str
 
 
-def plan(spec: Spec, wanted: Sequence[TargetName], facts: Facts) -> Plan:
-    """The plan for `wanted` (see spec.wanted_targets)."""
+def plan(
+    spec: Spec, wanted: Sequence[TargetName], facts: Facts, *, tune_space: bool = False
+) -> Plan:
+    """The plan for `wanted` (see spec.wanted_targets).
+
+    tune_space: in place of the aligned rows, one variant for each candidate of the tuning space, each for any
+    number of outputs. Such a bundle is as right as another, and slower until one of them is pinned.
+    """
     sources: dict[str, str] = {}
 
     def read(path: str) -> str:
@@ -141,12 +147,14 @@ def plan(spec: Spec, wanted: Sequence[TargetName], facts: Facts) -> Plan:
             sources[path] = facts.read(path)
         return sources[path]
 
-    planned = tuple(_target(spec, name, facts, read) for name in sorted(set(wanted)))
+    planned = tuple(_target(spec, name, facts, read, tune_space) for name in sorted(set(wanted)))
     used = {name.vendor for name in wanted}
     return Plan(planned, sources, {v: c for v, c in facts.commands.items() if v in used})
 
 
-def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], str]) -> PlannedTarget:
+def _target(
+    spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], str], tune_space: bool
+) -> PlannedTarget:
     vendor = targets.load(name.vendor)
     tools = {**vendor.toolchain(name.arch, facts.versions.get(name.vendor, {})), "zig": facts.zig}
     if vendor.ROUTE == "cpu":
@@ -157,7 +165,8 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
     variants: list[PlannedVariant] = []
     for ratio in spec.compress_ratios:
         rows = _rows(spec, name, ratio, facts)
-        aligned = rows if SPECIALISED_BLOCK_SIZE in spec.state_block_sizes else ()
+        aligned = _space(name) if tune_space else rows
+        aligned = aligned if SPECIALISED_BLOCK_SIZE in spec.state_block_sizes else ()
         for layout, row in [
             *(("aligned", row) for row in aligned),
             *(("general", row) for row in _general(rows)),
@@ -190,6 +199,12 @@ def _target(spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], st
 def _rows(spec: Spec, name: TargetName, ratio: int, facts: Facts) -> tuple[Row, ...]:
     own = spec.targets[name.vendor].tiles.get(name.arch)
     return own if own is not None else facts.tables[name].rows[ratio]
+
+
+def _space(name: TargetName) -> tuple[Row, ...]:
+    vendor = targets.load(name.vendor)
+    tiles = space.candidates(vendor.forms(name.arch), vendor.shared_memory(name.arch))
+    return tuple(Row(None, tile) for tile in tiles)
 
 
 def _general(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -27,6 +27,8 @@ COMPILE_PIP = "pip install 'kvbuild[compile]'"
               metavar="FILE", help="The bundle to write.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilations at once (default: the "
               "processors that this process may use).")  # fmt: skip
+@click.option("--tune-space", is_flag=True, help="Build every candidate of the tuning space for "
+              "`kvbuild tune`, in place of the tuning table's choice; takes some minutes.")  # fmt: skip
 @click.option("--keep-going", is_flag=True, help="Write the bundle without what failed; exit 1 all the same.")
 @output.json_option
 def command(
@@ -34,6 +36,7 @@ def command(
     targets: tuple[str, ...],
     destination: str,
     jobs: int | None,
+    tune_space: bool,
     keep_going: bool,
     as_json: bool,
 ) -> int:
@@ -49,7 +52,7 @@ def command(
     spec.wanted_targets(found, targets)
     reporter: Reporter = progress.choose()
     store = cache.Cache(cache.default_folder(os.environ), reporter.note)
-    plan = build.prepare(found, targets)
+    plan = build.prepare(found, targets, tune_space=tune_space)
     result = build.build(
         plan,
         cache=store,

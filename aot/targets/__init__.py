@@ -49,6 +49,9 @@ class Vendor(Protocol):
     def forms(self, arch: str) -> tuple[str, ...]:
         """Which forms of kernel (route.Tile.form) the arch can run."""
 
+    def shared_memory(self, arch: str) -> int:
+        """Bytes of shared memory that one thread block may have; 0 on the cpu route."""
+
     def options(self, form: KernelForm) -> Mapping[str, int | bool]:
         """Triton's options for one kernel, each flag that changes numbers or bytes among them."""
 

@@ -19,6 +19,8 @@ BINARY = "hsaco"
 SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
 
 _EM_AMDGPU = 224
+# Bytes of shared memory a block, where it is not 64 KiB.
+_LDS = {"gfx950": 160 << 10}
 _NOTE_METADATA = 32
 
 
@@ -36,6 +38,10 @@ def elf_machine(arch: str) -> int:
 
 def forms(arch: str) -> tuple[str, ...]:
     return ("block",)
+
+
+def shared_memory(arch: str) -> int:
+    return _LDS.get(arch, 64 << 10)
 
 
 def options(form: KernelForm) -> Mapping[str, int | bool]:

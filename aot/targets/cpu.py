@@ -33,6 +33,10 @@ def forms(arch: str) -> tuple[str, ...]:
     return ()
 
 
+def shared_memory(arch: str) -> int:
+    return 0
+
+
 def options(form: KernelForm) -> Mapping[str, int | bool]:
     return {}
 

@@ -17,6 +17,10 @@ BINARY = "cubin"
 SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
 
 _EM_CUDA = 190
+_SHARED_KIB = {
+    "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99,
+    "sm_121": 99,
+}  # fmt: skip
 _HAS_CLUSTERS = 90
 # Triton assembles this capability and those above with its second ptxas, of a newer CUDA major.
 _SECOND_PTXAS_FROM = 90
@@ -42,6 +46,11 @@ def elf_machine(arch: str) -> int:
 
 def forms(arch: str) -> tuple[str, ...]:
     return ("block", "stream", "cluster") if _capability(arch) >= _HAS_CLUSTERS else ("block", "stream")
+
+
+def shared_memory(arch: str) -> int:
+    # What a block may opt in to: the multiprocessor's, less the 1 KiB that each block costs.
+    return _SHARED_KIB[arch] << 10
 
 
 def options(form: KernelForm) -> Mapping[str, int | bool]:

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 import pytest
 
 from kvbuild.aot import plan as planning
-from kvbuild.aot import spec, tuning
+from kvbuild.aot import spec, targets, tuning
 from kvbuild.aot.plan import Facts, Plan, Unit
 from kvbuild.aot.spec import TargetName
-from kvbuild.kernels.gpgpu import route
+from kvbuild.kernels.gpgpu import route, space
 from kvbuild.kernels.gpgpu.route import Tile
 
 STREAM = Tile(8, 512, 1, 4, 2)
@@ -189,3 +189,25 @@ def test_an_edit_to_one_source_changes_only_the_units_made_of_it() -> None:
     edited = plan("nvidia:sm_80", read=lambda p: f"text of {p}" + ("!" if p == "gpgpu/scan.py" else ""))
     assert not {u.key for u in before.units} & {u.key for u in edited.units}
     assert edited.targets[0].source_digest != before.targets[1].source_digest
+
+
+def test_the_tuning_space_is_a_variant_a_candidate_with_the_tables_general_rows_last() -> None:
+    names = [TargetName("nvidia", "sm_90"), TargetName("amd", "gfx90a")]
+    rows = table((8, CLUSTER), (None, FUSED))
+    given = facts({str(name): rows for name in names})
+    for target in planning.plan(SPEC, names, given, tune_space=True).targets:
+        vendor = targets.load(target.name.vendor)
+        tiles = space.candidates(vendor.forms(target.name.arch), vendor.shared_memory(target.name.arch))
+        kernels = {kernel.name: kernel for kernel in target.kernels}
+        for ratio in (128, 256, 512):
+            variants = [variant for variant in target.variants if variant.ratio == ratio]
+            aligned = [variant for variant in variants if variant.layout == "aligned"]
+            assert tuple(kernels[v.kernels[0]].tile for v in aligned) == tiles
+            assert {variant.max_outputs for variant in aligned} == {None}
+            general = [(v.layout, v.max_outputs) for v in variants[len(tiles) :]]
+            assert general == [("general", 8), ("general", None)]
+
+
+def test_without_a_tuning_space_nothing_of_it_is_planned() -> None:
+    (target,) = plan("nvidia:sm_90", rows=table((None, FUSED))).targets
+    assert len([v for v in target.variants if v.layout == "aligned"]) == 3
