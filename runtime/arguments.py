@@ -26,25 +26,28 @@ _INTEGERS = ("block_size", "compress_ratio")
 _WANTED = "a tensor (torch, numpy, or another that exports DLPack)"
 
 
-def explain(error: Exception, arguments: Sequence[object]) -> Exception:
-    """The error to raise for a failed call with these arguments, in the operator's order: a DeviceError, a
-    TypeError or ValueError naming the argument, or `error` itself where it already says what is wrong."""
+def explain(error: Exception, arguments: Sequence[object], operands: Sequence[str] = OPERANDS) -> Exception:
+    """The error to raise for a failed call with these arguments, tensors first, in the order of `operands`: a
+    DeviceError, a TypeError or ValueError naming the argument, or `error` itself where it already says what is
+    wrong."""
     refused = device_error(error)
     if refused is not None:
         return refused
-    for name, value in zip(OPERANDS, arguments, strict=False):
+    for name, value in zip(operands, arguments, strict=False):
         fault = _operand_fault(name, value)
         if fault is not None:
             return fault
-    for name, value in zip(_INTEGERS, arguments[len(OPERANDS) :], strict=False):
+    for name, value in zip(_INTEGERS, arguments[len(operands) :], strict=False):
         if not hasattr(type(value), "__index__"):
             return TypeError(f"{name}: wanted an integer, found {_kind(value)}")
-    if len(arguments) > len(OPERANDS) + len(_INTEGERS):
+    if len(arguments) > len(operands) + len(_INTEGERS):
         eps = arguments[-1]
         if not hasattr(type(eps), "__float__") and not hasattr(type(eps), "__index__"):
             return TypeError(f"rms_norm_eps: wanted a number, found {_kind(eps)}")
     return (
-        error if isinstance(error, (TypeError, ValueError, MemoryError)) else _export_fault(error, arguments)
+        error
+        if isinstance(error, (TypeError, ValueError, MemoryError))
+        else _export_fault(error, arguments, operands)
     )
 
 
@@ -86,10 +89,10 @@ def _torch_fault(name: str, value: Any, torch: Any) -> Exception | None:
     return None
 
 
-def _export_fault(error: Exception, arguments: Sequence[object]) -> Exception:
+def _export_fault(error: Exception, arguments: Sequence[object], operands: Sequence[str]) -> Exception:
     import tvm_ffi
 
-    for name, value in zip(OPERANDS, arguments, strict=False):
+    for name, value in zip(operands, arguments, strict=False):
         try:
             tvm_ffi.from_dlpack(value)
         except Exception as refusal:

@@ -48,8 +48,14 @@ class Launcher:
         self._counters = _function(library, "counters", sha256)
         self._library = library
         self._devices: set[int] = set()
+        self._library = library
         self._sha256 = sha256
         self.several = False
+
+    def bind(self, *arguments: Any) -> Any:
+        """The raw TVM-FFI function that binds the fixed operands and returns the function of a step. BundleError
+        for a launcher of a bundle that was built before there was one."""
+        return _function(self._library, "bind", self._sha256)(*arguments)
 
     def open(self, device_id: int, manifest: bytes, blobs: Mapping[str, bytes]) -> None:
         """Prepares a device. BundleError where the launcher and the bundle disagree, DeviceError where the

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 from .arguments import explain, new_zeros
+from .bound import FIXED, VARYING, bind
 from .bundle import Bundle, open_bundle
 from .device import detect
 from .discover import bundle_path
@@ -174,6 +175,49 @@ class Operator:
             compress_ratio,
             rms_norm_eps,
         )
+
+    def bind(
+        self,
+        *,
+        state_cache: Any,
+        block_table: Any,
+        rms_norm_weight: Any,
+        cos_sin_cache: Any,
+        kv_cache: Any,
+        block_size: int,
+        compress_ratio: int,
+        rms_norm_eps: float = 1.0e-6,
+    ) -> Callable[[Any, Any, Any, Any], Any]:
+        """Checks the operands that stay the same from step to step, and returns the function for the rest.
+
+        `step(token_to_req, positions, boundary_token_indices, kv_slot_mapping)` does what `compress` does with
+        all of them, at less cost, and returns kv_cache. It may be called from several threads, on any stream
+        and under stream capture. It keeps the bound tensors alive; their contents may change, but where one has
+        been resized or has got other memory since, a step is refused with a ValueError that names it.
+
+        Shapes, dtypes and errors are those of `compress`.
+        """
+        fixed = (state_cache, block_table, rms_norm_weight, cos_sin_cache, kv_cache)
+        if self._closed:
+            _refuse_closed()
+        try:
+            if self._launcher.several:
+                self._check_device(kv_cache)
+            launch = bind(self._launcher.bind, fixed, block_size, compress_ratio, rms_norm_eps)
+        except Exception as error:
+            raise explain(error, (*fixed, block_size, compress_ratio, rms_norm_eps), FIXED) from None
+
+        def step(token_to_req: Any, positions: Any, boundary_token_indices: Any, kv_slot_mapping: Any) -> Any:
+            try:
+                if self._closed:
+                    _refuse_closed()
+                launch(token_to_req, positions, boundary_token_indices, kv_slot_mapping)
+            except Exception as error:
+                varying = (token_to_req, positions, boundary_token_indices, kv_slot_mapping)
+                raise explain(error, varying, VARYING) from None
+            return kv_cache
+
+        return step
 
     @property
     def target(self) -> Target:

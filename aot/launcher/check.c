@@ -11,13 +11,17 @@ enum {
   STATE_WIDTH = 1024,
   HEAD_DIM = 512,
   ROPE_DIM = 64,
-  PAGE_BYTES = 64 * 584,
-  MAX_RANK = 3
+  PAGE_BYTES = 64 * 584
 };
 
 const char *const KVB_TENSOR_NAMES[KVB_NUM_TENSORS] = {
     "state_cache",     "token_to_req",  "positions",       "boundary_token_indices", "block_table",
     "rms_norm_weight", "cos_sin_cache", "kv_slot_mapping", "kv_cache"};
+
+const int KVB_FIXED[KVB_NUM_FIXED] = {KVB_STATE_CACHE, KVB_BLOCK_TABLE, KVB_RMS_NORM_WEIGHT, KVB_COS_SIN_CACHE,
+                                      KVB_KV_CACHE};
+const int KVB_VARYING[KVB_NUM_VARYING] = {KVB_TOKEN_TO_REQ, KVB_POSITIONS, KVB_BOUNDARY_TOKEN_INDICES,
+                                          KVB_KV_SLOT_MAPPING};
 
 typedef struct rule {
   int rank;
@@ -40,8 +44,8 @@ static const rule RULES[KVB_NUM_TENSORS] = {
 /* A tensor that has passed its own checks. */
 typedef struct view {
   char *data;
-  int64_t shape[MAX_RANK];
-  int64_t stride[MAX_RANK];
+  int64_t shape[KVB_MAX_RANK];
+  int64_t stride[KVB_MAX_RANK];
 } view;
 
 const char *kvb_device_text(DLDevice device, char *text, int size) {
@@ -205,25 +209,21 @@ static int check_ratio(int64_t ratio) {
                   (long long)ratio);
 }
 
-int kvb_check(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands) {
+static int check_tensor(const kvb_arguments *arguments, int which, DLDevice device, view *out) {
+  const DLTensor *tensor = arguments->tensors[which];
+  if (tensor == NULL) return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor, found NULL", KVB_TENSOR_NAMES[which]);
+  int code = check_kind(which, tensor, device);
+  return code == KVB_OK ? check_layout(which, tensor, out) : code;
+}
+
+int kvb_check_fixed(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands) {
   view views[KVB_NUM_TENSORS];
   int code;
-  for (int i = 0; i < KVB_NUM_TENSORS; ++i) {
-    if (arguments->tensors[i] == NULL)
-      return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor, found NULL", KVB_TENSOR_NAMES[i]);
-    if ((code = check_kind(i, arguments->tensors[i], device)) != KVB_OK) return code;
-    if ((code = check_layout(i, arguments->tensors[i], &views[i])) != KVB_OK) return code;
-  }
+  for (int i = 0; i < KVB_NUM_FIXED; ++i)
+    if ((code = check_tensor(arguments, KVB_FIXED[i], device, &views[KVB_FIXED[i]])) != KVB_OK) return code;
   const view *state = &views[KVB_STATE_CACHE], *table = &views[KVB_BLOCK_TABLE];
   const view *cos_sin = &views[KVB_COS_SIN_CACHE], *cache = &views[KVB_KV_CACHE];
-  int64_t num_tokens = views[KVB_TOKEN_TO_REQ].shape[0];
   if ((code = check_state(state, arguments->block_size)) != KVB_OK) return code;
-  static const int PER_TOKEN[] = {KVB_POSITIONS, KVB_KV_SLOT_MAPPING};
-  for (int i = 0; i < 2; ++i) {
-    int64_t found = views[PER_TOKEN[i]].shape[0];
-    if (found != num_tokens)
-      return wrong_extent(PER_TOKEN[i], 0, " (num_tokens, as token_to_req has)", num_tokens, found);
-  }
   if (views[KVB_RMS_NORM_WEIGHT].shape[0] != HEAD_DIM)
     return wrong_extent(KVB_RMS_NORM_WEIGHT, 0, "", HEAD_DIM, views[KVB_RMS_NORM_WEIGHT].shape[0]);
   if (cos_sin->shape[1] != ROPE_DIM)
@@ -235,32 +235,46 @@ int kvb_check(const kvb_arguments *arguments, DLDevice device, kvb_operands *ope
     return kvb_fail(KVB_VALUE_ERROR, "rms_norm_eps: wanted a finite float32 of 0 or more, found %g",
                     arguments->rms_norm_eps);
 
-  *operands = (kvb_operands){
-      .state_cache = (const float *)state->data,
-      .token_to_req = (const int32_t *)views[KVB_TOKEN_TO_REQ].data,
-      .positions = (const int64_t *)views[KVB_POSITIONS].data,
-      .boundary_token_indices = (const int64_t *)views[KVB_BOUNDARY_TOKEN_INDICES].data,
-      .block_table = (const int32_t *)table->data,
-      .rms_norm_weight = views[KVB_RMS_NORM_WEIGHT].data,
-      .cos_sin_cache = (const float *)cos_sin->data,
-      .kv_slot_mapping = (const int64_t *)views[KVB_KV_SLOT_MAPPING].data,
-      .kv_cache = (uint8_t *)cache->data,
-      .num_blocks = state->shape[0],
-      .state_page_stride = state->stride[0],
-      .state_row_stride = state->stride[1],
-      .block_size = arguments->block_size,
-      .num_tokens = num_tokens,
-      .num_outputs = views[KVB_BOUNDARY_TOKEN_INDICES].shape[0],
-      .num_reqs = table->shape[0],
-      .blocks_per_req = table->shape[1],
-      .block_table_stride = table->stride[0],
-      .max_pos = cos_sin->shape[0],
-      .cos_sin_stride = cos_sin->stride[0],
-      .kv_pages = cache->shape[0],
-      .kv_page_stride = cache->stride[0],
-      .weight_is_fp32 = is_fp32(arguments->tensors[KVB_RMS_NORM_WEIGHT]->dtype),
-      .compress_ratio = (int32_t)arguments->compress_ratio,
-      .rms_norm_eps = eps,
-  };
+  operands->state_cache = (const float *)state->data;
+  operands->block_table = (const int32_t *)table->data;
+  operands->rms_norm_weight = views[KVB_RMS_NORM_WEIGHT].data;
+  operands->cos_sin_cache = (const float *)cos_sin->data;
+  operands->kv_cache = (uint8_t *)cache->data;
+  operands->scratch = NULL;
+  operands->num_blocks = state->shape[0];
+  operands->state_page_stride = state->stride[0];
+  operands->state_row_stride = state->stride[1];
+  operands->block_size = arguments->block_size;
+  operands->num_reqs = table->shape[0];
+  operands->blocks_per_req = table->shape[1];
+  operands->block_table_stride = table->stride[0];
+  operands->max_pos = cos_sin->shape[0];
+  operands->cos_sin_stride = cos_sin->stride[0];
+  operands->kv_pages = cache->shape[0];
+  operands->kv_page_stride = cache->stride[0];
+  operands->weight_is_fp32 = is_fp32(arguments->tensors[KVB_RMS_NORM_WEIGHT]->dtype);
+  operands->compress_ratio = (int32_t)arguments->compress_ratio;
+  operands->rms_norm_eps = eps;
+  return KVB_OK;
+}
+
+int kvb_check_varying(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands) {
+  view views[KVB_NUM_TENSORS];
+  int code;
+  for (int i = 0; i < KVB_NUM_VARYING; ++i)
+    if ((code = check_tensor(arguments, KVB_VARYING[i], device, &views[KVB_VARYING[i]])) != KVB_OK) return code;
+  int64_t num_tokens = views[KVB_TOKEN_TO_REQ].shape[0];
+  static const int PER_TOKEN[] = {KVB_POSITIONS, KVB_KV_SLOT_MAPPING};
+  for (int i = 0; i < 2; ++i) {
+    int64_t found = views[PER_TOKEN[i]].shape[0];
+    if (found != num_tokens)
+      return wrong_extent(PER_TOKEN[i], 0, " (num_tokens, as token_to_req has)", num_tokens, found);
+  }
+  operands->token_to_req = (const int32_t *)views[KVB_TOKEN_TO_REQ].data;
+  operands->positions = (const int64_t *)views[KVB_POSITIONS].data;
+  operands->boundary_token_indices = (const int64_t *)views[KVB_BOUNDARY_TOKEN_INDICES].data;
+  operands->kv_slot_mapping = (const int64_t *)views[KVB_KV_SLOT_MAPPING].data;
+  operands->num_tokens = num_tokens;
+  operands->num_outputs = views[KVB_BOUNDARY_TOKEN_INDICES].shape[0];
   return KVB_OK;
 }

@@ -19,7 +19,11 @@ enum {
   KVB_NUM_TENSORS
 };
 
+enum { KVB_NUM_FIXED = 5, KVB_NUM_VARYING = 4, KVB_MAX_RANK = 3 };
+
 extern const char *const KVB_TENSOR_NAMES[KVB_NUM_TENSORS];
+extern const int KVB_FIXED[KVB_NUM_FIXED];     /* what `bind` takes */
+extern const int KVB_VARYING[KVB_NUM_VARYING]; /* what a step takes */
 
 typedef struct kvb_arguments {
   const DLTensor *tensors[KVB_NUM_TENSORS];
@@ -28,9 +32,11 @@ typedef struct kvb_arguments {
   double rms_norm_eps;
 } kvb_arguments;
 
-/* Refuses, by name, whatever the operator's contract does not allow; else fills all of `operands` but
- * `scratch`. Strides of extents 0 and 1 say nothing and become 0. */
-int kvb_check(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands);
+/* Refuse, by name, whatever the operator's contract does not allow; else fill their part of `operands`, and
+ * `scratch` with NULL. The first looks at the fixed tensors and the scalars, the second at the varying tensors.
+ * Strides of extents 0 and 1 say nothing and become 0. */
+int kvb_check_fixed(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands);
+int kvb_check_varying(const kvb_arguments *arguments, DLDevice device, kvb_operands *operands);
 
 /* A device as people write it, such as cuda:0. */
 const char *kvb_device_text(DLDevice device, char *text, int size);

@@ -1,4 +1,4 @@
-/* One call: checks, the choice of a variant, its launches. */
+/* What a call does on a device once it is checked: the choice of a variant, and its launches. */
 #include <dlpack/dlpack.h>
 #include <stdbool.h>
 #include <string.h>
@@ -90,7 +90,19 @@ static int launch_variant(kvb_device *device, const kvb_variant *variant, kvb_op
   return code != KVB_OK ? code : freed;
 }
 
-static int run(kvb_device *device, kvb_operands *operands, void *stream) {
+int kvb_target_begin(DLDevice place, const char *function, void **lent) {
+  if ((int)place.device_type != KVB_TABLE.device_type) {
+    char there[64];
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
+                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
+  }
+  return kvb_device_borrow(place.device_id, function, KVB_TENSOR_NAMES[KVB_STATE_CACHE], (kvb_device **)lent);
+}
+
+void kvb_target_end(DLDevice place) { kvb_device_return(place.device_id); }
+
+int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
+  kvb_device *device = lent;
   atomic_fetch_add_explicit(&device->calls, 1, memory_order_relaxed);
   if (operands->num_outputs == 0) return KVB_OK;
   size_t chosen;
@@ -114,24 +126,5 @@ static int run(kvb_device *device, kvb_operands *operands, void *stream) {
     atomic_fetch_add_explicit(&device->launches[chosen], 1, memory_order_relaxed);
     if (!variant->aligned) atomic_fetch_add_explicit(&device->general_calls, 1, memory_order_relaxed);
   }
-  return code;
-}
-
-int kvb_target_compress(const kvb_arguments *arguments, void *stream) {
-  const DLTensor *first = arguments->tensors[KVB_STATE_CACHE];
-  if (first == NULL) return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor, found NULL", KVB_TENSOR_NAMES[0]);
-  DLDevice place = first->device;
-  if ((int)place.device_type != KVB_TABLE.device_type) {
-    char there[64];
-    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
-                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
-  }
-  kvb_device *device;
-  int code = kvb_device_borrow(place.device_id, "compress", KVB_TENSOR_NAMES[KVB_STATE_CACHE], &device);
-  if (code != KVB_OK) return code;
-  kvb_operands operands;
-  code = kvb_check(arguments, place, &operands);
-  if (code == KVB_OK) code = run(device, &operands, stream);
-  kvb_device_return(place.device_id);
   return code;
 }

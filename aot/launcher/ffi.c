@@ -8,7 +8,7 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-#include "check.h"
+#include "call.h"
 #include "error.h"
 #include "table.h"
 #include "target.h"
@@ -17,6 +17,8 @@
 #pragma weak TVMFFIEnvGetStream
 #pragma weak TVMFFIFunctionGetGlobal
 #pragma weak TVMFFIFunctionCall
+#pragma weak TVMFFIFunctionCreate
+#pragma weak TVMFFIObjectIncRef
 #pragma weak TVMFFIObjectDecRef
 #pragma weak TVMFFIBytesFromByteArray
 
@@ -167,34 +169,120 @@ EXPORT int __tvm_ffi_open(void *handle, const TVMFFIAny *args, int32_t num_args,
   return raise_error(code);
 }
 
-static int compress(const TVMFFIAny *args, int32_t num_args) {
-  kvb_arguments arguments;
-  int code = check_count("compress", KVB_NUM_TENSORS + 3, num_args);
+static int get_tensors(const TVMFFIAny *args, const int *which, int count, kvb_arguments *arguments) {
+  for (int i = 0; i < count; ++i) {
+    int code = get_tensor(&args[i], KVB_TENSOR_NAMES[which[i]], &arguments->tensors[which[i]]);
+    if (code != KVB_OK) return code;
+  }
+  return KVB_OK;
+}
+
+static int get_scalars(const TVMFFIAny *scalars, kvb_arguments *arguments) {
+  int code = get_int(&scalars[0], "block_size", &arguments->block_size);
+  if (code == KVB_OK) code = get_int(&scalars[1], "compress_ratio", &arguments->compress_ratio);
   if (code != KVB_OK) return code;
-  for (int i = 0; i < KVB_NUM_TENSORS; ++i)
-    if ((code = get_tensor(&args[i], KVB_TENSOR_NAMES[i], &arguments.tensors[i])) != KVB_OK) return code;
-  const TVMFFIAny *scalars = args + KVB_NUM_TENSORS;
-  if ((code = get_int(&scalars[0], "block_size", &arguments.block_size)) != KVB_OK) return code;
-  if ((code = get_int(&scalars[1], "compress_ratio", &arguments.compress_ratio)) != KVB_OK) return code;
   if (scalars[2].type_index == kTVMFFIFloat)
-    arguments.rms_norm_eps = scalars[2].v_float64;
+    arguments->rms_norm_eps = scalars[2].v_float64;
   else if (scalars[2].type_index == kTVMFFIInt)
-    arguments.rms_norm_eps = (double)scalars[2].v_int64;
+    arguments->rms_norm_eps = (double)scalars[2].v_int64;
   else
     return wrong_type("rms_norm_eps", "a float", scalars[2].type_index);
-  void *stream = NULL;
-  const DLTensor *first = arguments.tensors[0];
-  bool ours = first != NULL && first->device.device_type == (DLDeviceType)KVB_TABLE.device_type;
-  /* The environment keeps a table by device, which must not grow by a number that nobody has checked. */
-  if (ours && first->device.device_id >= 0 && first->device.device_id <= MAX_DEVICE_ID && TVMFFIEnvGetStream != NULL)
-    stream = TVMFFIEnvGetStream(KVB_TABLE.device_type, first->device.device_id);
-  return kvb_target_compress(&arguments, stream);
+  return KVB_OK;
+}
+
+/* The environment keeps a table by device, which must not grow by a number that nobody has checked. */
+static void *current_stream(DLDevice device) {
+  bool ours = (int)device.device_type == KVB_TABLE.device_type;
+  if (!ours || device.device_type == kDLCPU || device.device_id < 0 || device.device_id > MAX_DEVICE_ID) return NULL;
+  return TVMFFIEnvGetStream != NULL ? TVMFFIEnvGetStream(device.device_type, device.device_id) : NULL;
+}
+
+static int compress(const TVMFFIAny *args, int32_t num_args) {
+  static const int ALL[KVB_NUM_TENSORS] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  kvb_arguments arguments;
+  int code = check_count("compress", KVB_NUM_TENSORS + 3, num_args);
+  if (code == KVB_OK) code = get_tensors(args, ALL, KVB_NUM_TENSORS, &arguments);
+  if (code == KVB_OK) code = get_scalars(args + KVB_NUM_TENSORS, &arguments);
+  if (code != KVB_OK) return code;
+  const DLTensor *first = arguments.tensors[KVB_STATE_CACHE];
+  return kvb_call(&arguments, first != NULL ? current_stream(first->device) : NULL);
 }
 
 EXPORT int __tvm_ffi_compress(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
   (void)handle;
   *result = (TVMFFIAny){.type_index = kTVMFFINone};
   return raise_error(compress(args, num_args));
+}
+
+/* What a bound function holds: the tensors live at least as long as it does. */
+typedef struct bound {
+  kvb_binding *binding;
+  TVMFFIObjectHandle kept[KVB_NUM_FIXED];
+} bound;
+
+static void drop(void *self) {
+  bound *held = self;
+  for (int i = 0; i < KVB_NUM_FIXED; ++i)
+    if (held->kept[i] != NULL) TVMFFIObjectDecRef(held->kept[i]);
+  kvb_unbind(held->binding);
+  free(held);
+}
+
+static int step(const bound *held, const TVMFFIAny *args, int32_t num_args) {
+  kvb_arguments arguments;
+  bool again = num_args == KVB_NUM_TENSORS;
+  int code = again ? KVB_OK : check_count("step", KVB_NUM_VARYING, num_args);
+  if (code == KVB_OK) code = get_tensors(args, KVB_VARYING, KVB_NUM_VARYING, &arguments);
+  if (code == KVB_OK && again) code = get_tensors(args + KVB_NUM_VARYING, KVB_FIXED, KVB_NUM_FIXED, &arguments);
+  if (code != KVB_OK) return code;
+  return kvb_call_step(held->binding, &arguments, again, current_stream(held->binding->fixed[0].device));
+}
+
+static int call_bound(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  *result = (TVMFFIAny){.type_index = kTVMFFINone};
+  return raise_error(step(self, args, num_args));
+}
+
+static int bind_tensors(const TVMFFIAny *args, int32_t num_args, bound *held) {
+  kvb_arguments arguments;
+  const kvb_watch *watch = NULL;
+  bool watched = num_args == KVB_NUM_FIXED + 4;
+  int code = watched ? KVB_OK : check_count("bind", KVB_NUM_FIXED + 3, num_args);
+  if (code == KVB_OK) code = get_tensors(args, KVB_FIXED, KVB_NUM_FIXED, &arguments);
+  if (code == KVB_OK) code = get_scalars(args + KVB_NUM_FIXED, &arguments);
+  if (code != KVB_OK) return code;
+  for (int i = 0; i < KVB_NUM_FIXED; ++i)
+    if (args[i].type_index != kTVMFFITensor)
+      return kvb_fail(KVB_TYPE_ERROR, "%s: wanted a tensor that can be kept, found a borrowed DLTensor",
+                      KVB_TENSOR_NAMES[KVB_FIXED[i]]);
+  if (watched) {
+    const TVMFFIAny *last = &args[num_args - 1];
+    if (last->type_index != kTVMFFIOpaquePtr) return wrong_type("watch", "a pointer", last->type_index);
+    watch = last->v_ptr;
+  }
+  code = kvb_call_bind(&arguments, watch, &held->binding);
+  for (int i = 0; code == KVB_OK && i < KVB_NUM_FIXED; ++i) {
+    held->kept[i] = args[i].v_obj;
+    TVMFFIObjectIncRef(held->kept[i]);
+  }
+  return code;
+}
+
+EXPORT int __tvm_ffi_bind(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  (void)handle;
+  *result = (TVMFFIAny){.type_index = kTVMFFINone};
+  bound *held = calloc(1, sizeof *held);
+  if (held == NULL) return raise_error(kvb_fail(KVB_MEMORY_ERROR, "no memory for a binding"));
+  int code = bind_tensors(args, num_args, held);
+  TVMFFIObjectHandle function = NULL;
+  if (code == KVB_OK && TVMFFIFunctionCreate(held, call_bound, drop, &function) != 0)
+    code = kvb_fail(KVB_MEMORY_ERROR, "TVM-FFI made no function for a binding");
+  if (code != KVB_OK) {
+    drop(held);
+    return raise_error(code);
+  }
+  *result = (TVMFFIAny){.type_index = kTVMFFIFunction, .v_obj = function};
+  return 0;
 }
 
 EXPORT int __tvm_ffi_close(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {

@@ -31,7 +31,7 @@ class Vendor:
     clusters: bool
 
 
-COMMON_SOURCES = ("error.c", "check.c", "manifest.c", "plain.c", "ffi.c")
+COMMON_SOURCES = ("error.c", "check.c", "call.c", "manifest.c", "plain.c", "ffi.c")
 _DEVICE_SOURCES = ("device.c", "dispatch.c", "library.c")
 
 VENDORS: Mapping[str, Vendor] = {

@@ -39,16 +39,23 @@ int kvb_target_close(int device_id) {
   return not_open("close");
 }
 
-int kvb_target_compress(const kvb_arguments *arguments, void *stream) {
-  (void)stream;
-  kvb_operands operands;
+int kvb_target_begin(DLDevice place, const char *function, void **lent) {
+  *lent = NULL;
+  if (atomic_load_explicit(&opened, memory_order_acquire) == 0) return not_open(function);
+  if (place.device_type == kDLCPU && place.device_id == 0) return KVB_OK;
+  char there[64];
+  return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on cpu, found one on %s. Move it there", KVB_TENSOR_NAMES[0],
+                  kvb_device_text(place, there, sizeof there));
+}
+
+void kvb_target_end(DLDevice place) { (void)place; }
+
+int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
+  (void)lent, (void)stream;
   char words[512] = "";
-  if (atomic_load_explicit(&opened, memory_order_acquire) == 0) return not_open("compress");
-  int code = kvb_check(arguments, (DLDevice){kDLCPU, 0}, &operands);
-  if (code != KVB_OK) return code;
   atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
-  if (operands.num_outputs == 0) return KVB_OK;
-  if (kvb_cpu_compress(&operands, words, sizeof words) != 0)
+  if (operands->num_outputs == 0) return KVB_OK;
+  if (kvb_cpu_compress(operands, words, sizeof words) != 0)
     return kvb_fail(KVB_DEVICE_ERROR, "cpu: the host kernel failed: %s", words);
   return KVB_OK;
 }

@@ -54,6 +54,36 @@ int kvb_compress(const DLTensor *state_cache, const DLTensor *token_to_req, cons
                  const DLTensor *kv_slot_mapping, const DLTensor *kv_cache, int64_t block_size,
                  int64_t compress_ratio, double rms_norm_eps, void *stream);
 
+/* How a step sees whether the fixed tensors are still what was bound. Any of it may be NULL.
+ *   look    fills in a tensor's present state and returns 0 (DLPack's dltensor_from_py_object_no_sync); called
+ *           with each of `owners`, which are in kvb_bind's order, on every step that is given no fixed tensors
+ *   failed  called where `look` returned something else
+ *   pause, resume  around the launches: PyEval_SaveThread, PyEval_RestoreThread, where `look` needs the
+ *           interpreter's lock and steps are called holding it */
+typedef struct kvb_watch {
+  int (*look)(void *owner, DLTensor *now);
+  void *owners[5];
+  void (*failed)(void);
+  void *(*pause)(void);
+  void (*resume)(void *paused);
+} kvb_watch;
+
+typedef struct kvb_binding kvb_binding;
+
+/* Checks the operands that stay the same from step to step, once. The tensors' descriptions are copied, and so is
+ * `watch` (which may be NULL); their memory has to outlive the binding. Any thread may use a binding. It does
+ * not keep its device open: a step on a device that is closed is refused. */
+int kvb_bind(const DLTensor *state_cache, const DLTensor *block_table, const DLTensor *rms_norm_weight,
+             const DLTensor *cos_sin_cache, const DLTensor *kv_cache, int64_t block_size, int64_t compress_ratio,
+             double rms_norm_eps, const kvb_watch *watch, kvb_binding **binding);
+
+/* The same work as kvb_compress with the bound operands and these. */
+int kvb_step(const kvb_binding *binding, const DLTensor *token_to_req, const DLTensor *positions,
+             const DLTensor *boundary_token_indices, const DLTensor *kv_slot_mapping, void *stream);
+
+/* Ends a binding (NULL is none). No step with it may be in flight on the host. */
+void kvb_unbind(kvb_binding *binding);
+
 /* Undoes one kvb_open. The last one waits for calls in flight on the host, then unloads the kernels: what
  * they still do on a stream must be over by then, and graphs that captured them are dead. */
 int kvb_close(int device_id);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
+#include "call.h"
 #include "error.h"
 #include "kvbuild.h"
 #include "target.h"
@@ -49,8 +49,38 @@ EXPORT int kvb_compress(const DLTensor *state_cache, const DLTensor *token_to_re
       .compress_ratio = compress_ratio,
       .rms_norm_eps = rms_norm_eps,
   };
-  return kvb_target_compress(&arguments, stream);
+  return kvb_call(&arguments, stream);
 }
+
+EXPORT int kvb_bind(const DLTensor *state_cache, const DLTensor *block_table, const DLTensor *rms_norm_weight,
+                    const DLTensor *cos_sin_cache, const DLTensor *kv_cache, int64_t block_size,
+                    int64_t compress_ratio, double rms_norm_eps, const kvb_watch *watch, kvb_binding **binding) {
+  kvb_arguments arguments = {
+      .tensors = {[KVB_STATE_CACHE] = state_cache,
+                  [KVB_BLOCK_TABLE] = block_table,
+                  [KVB_RMS_NORM_WEIGHT] = rms_norm_weight,
+                  [KVB_COS_SIN_CACHE] = cos_sin_cache,
+                  [KVB_KV_CACHE] = kv_cache},
+      .block_size = block_size,
+      .compress_ratio = compress_ratio,
+      .rms_norm_eps = rms_norm_eps,
+  };
+  return kvb_call_bind(&arguments, watch, binding);
+}
+
+EXPORT int kvb_step(const kvb_binding *binding, const DLTensor *token_to_req, const DLTensor *positions,
+                    const DLTensor *boundary_token_indices, const DLTensor *kv_slot_mapping, void *stream) {
+  kvb_arguments arguments = {
+      .tensors = {[KVB_TOKEN_TO_REQ] = token_to_req,
+                  [KVB_POSITIONS] = positions,
+                  [KVB_BOUNDARY_TOKEN_INDICES] = boundary_token_indices,
+                  [KVB_KV_SLOT_MAPPING] = kv_slot_mapping},
+  };
+  if (binding == NULL) return kvb_fail(KVB_TYPE_ERROR, "binding: wanted one that kvb_bind made, found NULL");
+  return kvb_call_step(binding, &arguments, 0, stream);
+}
+
+EXPORT void kvb_unbind(kvb_binding *binding) { free(binding); }
 
 EXPORT int kvb_close(int device_id) { return kvb_target_close(device_id); }
 

@@ -2,9 +2,10 @@
 #ifndef KVB_TARGET_H
 #define KVB_TARGET_H
 
-#include "kvbuild.h"
+#include <dlpack/dlpack.h>
 
-struct kvb_arguments;
+#include "kvbuild.h"
+#include "operands.h"
 
 /* Where blobs come from. `copy` gives a copy made with malloc, or a failure that names the blob. */
 typedef struct kvb_source {
@@ -13,9 +14,15 @@ typedef struct kvb_source {
 } kvb_source;
 
 int kvb_target_open(int device_id, const void *manifest, size_t manifest_size, const kvb_source *source);
-int kvb_target_compress(const struct kvb_arguments *arguments, void *stream);
 int kvb_target_close(int device_id);
 int kvb_target_counters(int device_id, int64_t *values, size_t capacity, size_t *count);
 int kvb_target_pin(int device_id, int64_t variant);
+
+/* A call lies between begin and end, and close waits for it. Begin fails, in the name of `function`, where `place`,
+ * which is state_cache's, is not open; `lent` is for run. Run counts, chooses and launches what checked operands
+ * ask for. */
+int kvb_target_begin(DLDevice place, const char *function, void **lent);
+int kvb_target_run(void *lent, kvb_operands *operands, void *stream);
+void kvb_target_end(DLDevice place);
 
 #endif
