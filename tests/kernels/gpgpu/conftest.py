@@ -16,6 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbuild.aot import plan as planning
+from kvbuild.aot import spec, targets, tuning
+from kvbuild.aot.plan import Plan
+from kvbuild.aot.spec import TargetName
 from kvbuild.kernels.contract import HEAD_DIM, OPERANDS, SPECIALISED_BLOCK_SIZE
 from kvbuild.kernels.gpgpu import route
 from kvbuild.kernels.gpgpu.route import KernelForm, Tile
@@ -25,6 +29,12 @@ from kvbuild.kernels.workloads import Inputs
 
 SCRIPT = Path(__file__).with_name("interpreter.py")
 ONE_LAUNCH = Tile(4, HEAD_DIM, 1, 4, 1)
+GPGPU_TARGETS = [
+    (vendor, arch)
+    for vendor in targets.names()
+    for arch in targets.load(vendor).ARCHS
+    if targets.load(vendor).ROUTE == "gpgpu"
+]
 
 def stride(tensor: Tensor, dim: int) -> int:
     """As the launcher passes it: the stride of an extent of 0 or 1 says nothing."""
@@ -86,6 +96,23 @@ class Launched:
         return self.inputs.kv_storage.numpy().tobytes()
 
 
+@pytest.fixture(scope="session")
+def shipped() -> Plan:
+    """The plan of every GPGPU target of the packaged build.yaml, as if for these versions of the tools."""
+    versions = {"triton": "3.9.0", "ptxas": "12.9.86", "ptxas-blackwell": "13.4.59"}
+    names = [TargetName(*name) for name in GPGPU_TARGETS]
+    facts = planning.Facts(
+        tables={name: tuning.load(name.vendor, name.arch) for name in names},
+        versions=dict.fromkeys(targets.names(), versions),
+        commands={},
+        zig="0.17",
+        cpu_sources=(),
+        read=lambda path: f"text of {path}",
+        recipe="r",
+    )
+    return planning.plan(spec.load(spec.PACKAGED), names, facts)
+
+
 class Interpreter:
     """The process, started when it is first needed."""
 
@@ -134,7 +161,7 @@ class Interpreter:
 
     def run(self, x: Inputs, layout: str, tile: Tile = ONE_LAUNCH, maker: str | None = None) -> Launched:
         """What a variant of this layout and tile leaves; scratch holds NaN before."""
-        size = x.boundary_token_indices.shape[0] * route.scratch_per_output(layout, tile) // 4
+        size = x.boundary_token_indices.shape[0] * route.scratch_per_output(tile) // 4
         forms = route.kernels_for(x.compress_ratio, layout, tile)
         return self.launch(x, forms, torch.full((size,), torch.nan), maker)
 

@@ -35,7 +35,9 @@ def spans(tensor: torch.Tensor) -> np.ndarray:
         return np.zeros((2, 0), np.int64)
     starts, run = np.zeros(1, np.int64), 1
     for extent, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if extent > 1 and stride != run:
+        if extent == 1 or stride == 0:
+            continue
+        if stride != run:
             starts = (starts[:, None] + np.arange(extent) * stride).ravel()
         else:
             run *= extent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbuild.aot import targets, tuning
+from kvbuild.aot.plan import Plan
 from kvbuild.kernels.contract import COMPRESS_RATIOS, HEAD_DIM
 from kvbuild.kernels.gpgpu import route
 from kvbuild.kernels.gpgpu.route import Tile
@@ -20,18 +20,14 @@ ONE_LAUNCH = Tile(4, 512, 1, 4, 1)
 SPLIT = Tile(4, 512, 8, 4, 1)
 
 
-def plain_shapes() -> dict[str, tuple[str, Tile]]:
-    """A (layout, tile) of the tuning tables for each set of constants that plain kernels get from them."""
-    found = {}
-    for vendor in targets.names():
-        for arch in targets.load(vendor).ARCHS if targets.load(vendor).ROUTE == "gpgpu" else ():
-            for row in (row for rows in tuning.load(vendor, arch).rows.values() for row in rows):
-                for layout in route.LAYOUTS:
-                    forms = route.kernels_for(128, layout, row.tile)
-                    # The interpreter knows no stages.
-                    shapes = [(form.function, {**dict(form.constexprs), "NUM_STAGES": 1}) for form in forms]
-                    if all(form.source == "compress.py" for form in forms):
-                        found.setdefault(str(shapes), (layout, row.tile))
+def plain_shapes(plan: Plan) -> dict[str, tuple[str, Tile]]:
+    """A (layout, tile) for each set of constants that plain kernels of ratio 128 are shipped with."""
+    found: dict[str, tuple[str, Tile]] = {}
+    for kernel in (kernel for target in plan.targets for kernel in target.kernels if kernel.ratio == 128):
+        # The interpreter knows no stages.
+        constants = {**dict(kernel.form.constexprs), "NUM_STAGES": 1}
+        if kernel.form.function in ("compress_fused", "compress_scan"):
+            found.setdefault(str(constants), (kernel.layout, kernel.tile))
     return {f"{layout}-{tile.tag}": (layout, tile) for layout, tile in found.values()}
 
 
@@ -86,6 +82,23 @@ def test_rows_beyond_32_bits(interpreter: Any, layout: str) -> None:
     interpreter.check(one, layout, maker="far_rows")
 
 
+@pytest.mark.parametrize("block_size", (2**30 - 1, 2**30, 2**33 + 1))
+def test_pages_longer_than_a_window_by_far(interpreter: Any, block_size: int) -> None:
+    # Rows and angles with a stride of 0: all rows of a page are one, and the window takes from two pages.
+    x = make(Workload(1, 128, 128), seed=24)
+    rows = x.state_cache.reshape(-1, 2 * HEAD_DIM)
+    x = x.with_(
+        state_cache=rows.as_strided((2, block_size, 2 * HEAD_DIM), (2 * HEAD_DIM, 0, 1)),
+        block_size=block_size,
+        block_table=torch.tensor([[1, 0]], dtype=torch.int32),
+        cos_sin_cache=x.cos_sin_cache[0].expand(2 * block_size, 64),
+        positions=x.positions - 127 + block_size + 50,
+    )
+    found = interpreter.check(x, "general")
+    other = x.with_(positions=x.positions + 1)
+    assert interpreter.check(other, "general", SPLIT).bytes != found.bytes
+
+
 @pytest.mark.parametrize("block_size", (3, 8, 16))
 def test_random_launches(interpreter: Any, block_size: int) -> None:
     x = random_case(
@@ -134,11 +147,12 @@ def masked_noise(seed: int) -> Inputs:
     return x.with_(block_table=table)
 
 
-def test_every_shipped_tile_and_layout_gives_the_same_bytes(interpreter: Any) -> None:
+def test_every_shipped_tile_and_layout_gives_the_same_bytes(interpreter: Any, shipped: Plan) -> None:
     x = masked_noise(21)
     x = x.with_(boundary_token_indices=x.boundary_token_indices[1:])
-    shapes = plain_shapes()
-    assert {tile.split for _, tile in shapes.values()} >= {1, 2, 8}
+    shapes = plain_shapes(shipped)
+    assert {layout for layout, _ in shapes.values()} == set(route.LAYOUTS)
+    assert len(shapes) > 4
     found = {name: interpreter.run(x, layout, tile).bytes for name, (layout, tile) in shapes.items()}
     assert {name for name in found if found[name] != found[next(iter(found))]} == set()
     assert found[next(iter(found))] != x.kv_storage.numpy().tobytes()
