@@ -17,7 +17,7 @@ from .finalize import finish as _finish
 from .finalize import load_rotation as _load_rotation
 from .finalize import load_weight as _load_weight
 from .finalize import tile_sums as _tile_sums
-from .scan import LEAST, LOG2E, PARTS, SCORE_OFFSET
+from .scan import LEAST, LOG2E, ONCE, PARTS, SCORE_OFFSET
 from .scan import fold as _fold
 from .scan import leaf_floor as _leaf_floor
 from .scan import lookup as _lookup
@@ -111,8 +111,8 @@ def copy_leaf(
         score = ring.index((leaf % STAGES) * 8 + row * 2 + 1)
         if WHOLE:
             pointer = lane + offset[None, :, None]
-            async_copy.async_load(value, pointer)
-            async_copy.async_load(score, pointer + SCORE_OFFSET)
+            async_copy.async_load(value, pointer, eviction_policy=ONCE)
+            async_copy.async_load(score, pointer + SCORE_OFFSET, eviction_policy=ONCE)
         else:
             # The -1 of a missing row hides from the compiler that strides are multiples of 16.
             pointer = lane + ((offset >> 4) << 4)[None, :, None]

@@ -15,6 +15,9 @@ LEAF = tl.constexpr(LEAF_ROWS)
 SCORE_OFFSET = tl.constexpr(HEAD_DIM)
 LOG2E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-3.4028234663852886e38)
+# Rows are read once: they should not push the indices and other kernels' data out of L2. Gluon kernels only,
+# because not every vendor's compiler takes the hint.
+ONCE = tl.constexpr("evict_first")
 # Block sizes from here on cross at most one page border in a window, so no division is needed; below it
 # a 32-bit division is exact.
 DIVISION_LIMIT = tl.constexpr(1 << 30)

@@ -16,7 +16,7 @@ from .finalize import finish as _finish
 from .finalize import load_rotation as _load_rotation
 from .finalize import load_weight as _load_weight
 from .finalize import tile_sums as _tile_sums
-from .scan import LEAF, LEAST, PARTS, SCORE_OFFSET
+from .scan import LEAF, LEAST, ONCE, PARTS, SCORE_OFFSET
 from .scan import end_part as _end_part
 from .scan import fold as _fold
 from .scan import leaf_floor as _leaf_floor
@@ -50,10 +50,10 @@ def copy_page(ring, slot, lane, page, state_page_stride, state_row_stride, wante
     """Starts the copies of a page, values and scores of eight rows, as one group; empty if not wanted."""
     start = lane + page * state_page_stride
     for row in gl.static_range(8):
-        async_copy.async_load(ring.index(slot * 16 + 2 * row), start + row * state_row_stride, mask=wanted)
-        async_copy.async_load(
-            ring.index(slot * 16 + 2 * row + 1), start + (row * state_row_stride + SCORE_OFFSET), mask=wanted
-        )
+        value = start + row * state_row_stride
+        score = start + (row * state_row_stride + SCORE_OFFSET)
+        async_copy.async_load(ring.index(slot * 16 + 2 * row), value, mask=wanted, eviction_policy=ONCE)
+        async_copy.async_load(ring.index(slot * 16 + 2 * row + 1), score, mask=wanted, eviction_policy=ONCE)
     async_copy.commit_group()
 
 
@@ -98,6 +98,14 @@ def compress_stream(
         columns = column + gl.arange(0, PAGES, TABLE)
         pages = gl.load(table_row + columns, mask=(columns >= 0) & (columns < blocks_per_req), other=-1)
         pages = gl.where(pages < num_blocks, pages, -1)
+        here = table_row + column
+        ahead = ()
+        for early in gl.static_range(NUM_STAGES + 1):
+            inside = (column + early >= 0) & (column + early < blocks_per_req)
+            ahead = ahead + (gl.load(here + early, mask=inside, other=0),)
+        # Loaded before the scan, so that their latency is not added to the tail.
+        norm_weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
+        cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
         empty = gl.full([HEAD_DIM], float("-inf"), gl.float32, LAYOUT)
         zero = gl.full([HEAD_DIM], 0.0, gl.float32, LAYOUT)
         top, weight, total = empty, zero, zero
@@ -109,10 +117,9 @@ def compress_stream(
             ring = gl.allocate_shared_memory(
                 gl.float32, [NUM_STAGES * 16, HEAD_DIM], gl.SwizzledSharedLayout(1, 1, 1, [0])
             )
-            here = table_row + column
-            for page in gl.static_range(NUM_STAGES):
-                copy_page(ring, page, lane, gl.load(here + page), state_page_stride, state_row_stride, None)
-            coming = gl.load(here + NUM_STAGES, mask=NUM_STAGES < PAGES, other=0)
+            for early in gl.static_range(NUM_STAGES):
+                copy_page(ring, early, lane, ahead[early], state_page_stride, state_row_stride, None)
+            coming = ahead[NUM_STAGES]
             for page in range(PAGES):
                 # Read a page ahead of its copy, and before younger copies, which it would wait for.
                 after = gl.load(here + (page + NUM_STAGES + 1), mask=page + NUM_STAGES + 1 < PAGES, other=0)
@@ -147,8 +154,6 @@ def compress_stream(
                         weight2, total2, top4, weight4, total4,
                     )  # fmt: skip
                     top, weight, total = empty, zero, zero
-        norm_weight = load_weight(rms_norm_weight, weight_is_fp32, dim, BLOCK_SIZE)
-        cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
         c = gl.reshape(gl.div_rn(total1, weight1), (TILES, WIDTH))
         exists = gl.reshape(top1, (TILES, WIDTH)) > float("-inf")
         finish(
