@@ -1,4 +1,4 @@
-"""Binds a launcher to the operands that stay the same from step to step, so that a step passes the rest only."""
+"""Binds a launcher to the operands that stay the same, so that a step passes the rest only."""
 
 from __future__ import annotations
 

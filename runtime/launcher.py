@@ -53,8 +53,8 @@ class Launcher:
         self.several = False
 
     def bind(self, *arguments: Any) -> Any:
-        """The raw TVM-FFI function that binds the fixed operands and returns the function of a step. BundleError
-        for a launcher of a bundle that was built before there was one."""
+        """Binds the fixed operands and returns the raw TVM-FFI function of a step; raises what the launcher
+        raises, BundleError where it is too old to bind."""
         return _function(self._library, "bind", self._sha256)(*arguments)
 
     def open(self, device_id: int, manifest: bytes, blobs: Mapping[str, bytes]) -> None:

@@ -16,6 +16,8 @@ NAMES = (
     "state_cache", "token_to_req", "positions", "boundary_token_indices", "block_table", "rms_norm_weight",
     "cos_sin_cache", "kv_slot_mapping", "kv_cache",
 )  # fmt: skip
+FIXED = ("state_cache", "block_table", "rms_norm_weight", "cos_sin_cache", "kv_cache")
+VARYING = ("token_to_req", "positions", "boundary_token_indices", "kv_slot_mapping")
 DTYPES = {
     "float32": (FLOAT, 32), "int32": (INT, 32), "int64": (INT, 64),
     "bfloat16": (BFLOAT, 16), "uint8": (UINT, 8),
@@ -35,6 +37,19 @@ class DLTensor(ctypes.Structure):
 
 class Blob(ctypes.Structure):
     _fields_ = (("sha256", ctypes.c_char_p), ("data", ctypes.c_char_p), ("size", ctypes.c_size_t))
+
+
+LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DLTensor))
+FAILED = ctypes.CFUNCTYPE(None)
+PAUSE = ctypes.CFUNCTYPE(ctypes.c_void_p)
+RESUME = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Watch(ctypes.Structure):
+    _fields_ = (
+        ("look", LOOK), ("owners", ctypes.c_void_p * 5), ("failed", FAILED), ("pause", PAUSE),
+        ("resume", RESUME),
+    )  # fmt: skip
 
 
 def tensor(
@@ -99,6 +114,23 @@ class Launcher:
         tensors = [ctypes.byref(call[name]) if call[name] is not None else None for name in NAMES]
         scalars = (call["block_size"], call["compress_ratio"], call["rms_norm_eps"], stream)
         return self.answer(self.library.kvb_compress(*tensors, *scalars))
+
+    def bind(self, call: dict[str, Any], watch: Watch | None = None) -> Any:
+        """A binding, or the failure."""
+        binding = ctypes.c_void_p()
+        tensors = [ctypes.byref(call[name]) if call[name] is not None else None for name in FIXED]
+        scalars = (ctypes.c_int64(call["block_size"]), ctypes.c_int64(call["compress_ratio"]),
+                   ctypes.c_double(call["rms_norm_eps"]))  # fmt: skip
+        given = ctypes.byref(watch) if watch is not None else None
+        failure = self.answer(self.library.kvb_bind(*tensors, *scalars, given, ctypes.byref(binding)))
+        return binding if failure is None else failure
+
+    def step(self, binding: ctypes.c_void_p | None, call: dict[str, Any], stream: int = 0) -> Any:
+        tensors = [ctypes.byref(call[name]) if call[name] is not None else None for name in VARYING]
+        return self.answer(self.library.kvb_step(binding, *tensors, ctypes.c_void_p(stream)))
+
+    def unbind(self, binding: ctypes.c_void_p | None) -> None:
+        self.library.kvb_unbind(binding)
 
     def close(self, device_id: int = 0) -> Any:
         return self.answer(self.library.kvb_close(device_id))
