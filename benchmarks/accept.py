@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shutil
 import sys
 import time
@@ -161,6 +159,7 @@ def _isolated(record: Record, watched: isolation.Isolation, checks_only: bool) -
 def _facts(options: argparse.Namespace, operator: Any, place: Place) -> dict[str, Any]:
     import torch
 
+    from kvbuild.aot.measure import provenance
     from kvbuild.runtime.bundle import open_bundle
 
     with open_bundle(options.bundle) as bundle:
@@ -175,27 +174,9 @@ def _facts(options: argparse.Namespace, operator: Any, place: Place) -> dict[str
                    "target": target.name, "source_digest": target.source_digest,
                    "toolchain": dict(target.toolchain),
                    "variants": [each.name for each in operator.variants]},
-        "versions": {"kvbuild": _version("kvbuild"), "apache-tvm-ffi": _version("apache-tvm-ffi"),
-                     "torch": torch.__version__, "cuda of torch": torch.version.cuda,
-                     "driver": _driver(), "python": platform.python_version(), "kernel": platform.release()},
+        "versions": provenance.versions(),
         "options": {"quick": options.quick, "only": options.only},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _driver() -> str:
-    """The driver's release, such as 580.159.04; empty where there is none."""
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-    except OSError:
-        return ""
-    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "")
 
 
 def _write(folder: Path, record: Record, facts: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Launcher:
             raise device_error(error) or error from None
 
     def pin(self, device_id: int, variant: int) -> None:
-        """Makes every call on the device launch that variant, by its place in the manifest; -1: as it chooses.
+        """Makes every call on the device launch that variant, by its place in the manifest; -1: its choice.
 
         BundleError where the launcher is too old to do so, ValueError where it has no such variant.
         """

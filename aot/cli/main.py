@@ -26,6 +26,7 @@ COMMANDS = (
     "verify",
     "explain",
     "check",
+    "tune",
     "doctor",
 )
 

@@ -109,9 +109,10 @@ def best(
     A graph reads all of them in turn, `rounds` times; by the plain kernels, where there are any, and torch.
     """
     results: list[tuple[Timing, str]] = []
-    for shape in found.shapes(sets[0].numel() // 4) if found is not None else ():
-        name = "{} threads, {} float4 each, {} blocks".format(*shape)
-        results.append((_time(partial(found.launch, shape=shape), sets, rounds, replays), name))
+    if found is not None:
+        for shape in found.shapes(sets[0].numel() // 4):
+            name = "{} threads, {} float4 each, {} blocks".format(*shape)
+            results.append((_time(partial(found.launch, shape=shape), sets, rounds, replays), name))
     sink = torch.zeros((), device=sets[0].device)
     results.append((_time(lambda data: torch.sum(data, dim=0, out=sink), sets, rounds, replays), "torch.sum"))
     return min(results, key=lambda result: result[0].median)
@@ -131,10 +132,13 @@ def host(sets: Sequence[Tensor], repeats: int) -> tuple[Timing, str]:
     """The same for the host's memory, by torch's threads: one set after the other, each call waited for."""
     results = []
     for name, read in HOST_READS.items():
-        turn = cycle(sets)
-        one = timing.until_done(lambda read=read, turn=turn: read(next(turn)), lambda: None, repeats)
-        results.append((one, name))
+        results.append((timing.until_done(_in_turn(read, sets), lambda: None, repeats), name))
     return min(results, key=lambda result: result[0].median)
+
+
+def _in_turn(read: Callable[[Tensor], object], sets: Sequence[Tensor]) -> Callable[[], object]:
+    turn = cycle(sets)
+    return lambda: read(next(turn))
 
 
 def _compile(source: str) -> bytes:

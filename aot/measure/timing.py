@@ -57,20 +57,24 @@ def capture(body: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def replay(graph: torch.cuda.CUDAGraph, calls: int, replays: int = REPLAYS) -> Timing:
+def replay(
+    graph: torch.cuda.CUDAGraph, calls: int, replays: int = REPLAYS, warm_up: int = WARM_UP
+) -> Timing:
     """One of the `calls` calls that the graph holds, from device events."""
-    return replay_in_turn([graph], calls, replays)[0]
+    return replay_in_turn([graph], calls, replays, warm_up)[0]
 
 
-def replay_in_turn(graphs: Sequence[Any], calls: int, replays: int = REPLAYS) -> list[Timing]:
+def replay_in_turn(
+    graphs: Sequence[Any], calls: int, replays: int = REPLAYS, warm_up: int = 1
+) -> list[Timing]:
     """The same for several graphs of `calls` calls each, replayed in turn, so that a clock that drifts
     drifts for all of them."""
     events: list[list[tuple[Any, Any]]] = [
         [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
         for _ in graphs
     ]
-    for graph in graphs:
-        for _ in range(WARM_UP if len(graphs) == 1 else 1):
+    for _ in range(warm_up):
+        for graph in graphs:
             graph.replay()
     for at in range(replays):
         for graph, pairs in zip(graphs, events, strict=True):

@@ -48,7 +48,8 @@ def test_a_call_that_the_variant_is_not_for_is_refused(run: Any) -> None:
         "said = [kvb.compress(operands(compress_ratio=512)), kvb.compress(operands(kv_cache=tensor(\n"
         "    (3, 37440), 'uint8', 0x900002, (37456, 1))))]\n"
         "pin(2)\n"
-        "say([*said, kvb.compress(operands(compress_ratio=512)), kvb.close(), kvb.open(), kvb.compress(operands())])"
+        "said += [kvb.compress(operands(compress_ratio=512)), kvb.close(), kvb.open()]\n"
+        "say([*said, kvb.compress(operands())])"
     )
     assert [code for code, _ in said[:3]] == [2, 2, 2] and said[3:] == [None] * 3
     assert "variant 0 is pinned, which is for ratio 128 and the aligned layout" in said[0][1]
