@@ -11,20 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from kvbuild.aot.cli.main import COMMANDS
+from kvbuild.kernels import contract
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPERATOR = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
+
+
+def run_the_example(page: str, bundle: Path, folder: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shutil.copy(bundle, folder / "kvcompress.kvb")
+    (folder / "example.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_quickstart_runs(cpu_bundle: Path, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    shutil.copy(cpu_bundle, tmp_path / "kvcompress.kvb")
-    (tmp_path / "quickstart.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "quickstart.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "torch.Size([7, 64]) torch.Size([64])\n"
+    assert run_the_example(README, cpu_bundle, tmp_path) == "torch.Size([7, 64]) torch.Size([64])\n"
+
+
+def test_the_operator_page_predicts_every_byte(cpu_bundle: Path, tmp_path: Path) -> None:
+    assert run_the_example(OPERATOR, cpu_bundle, tmp_path) == "0 bytes differ\n"
+
+
+def test_the_operand_tables_are_the_contract() -> None:
+    for operand in contract.OPERANDS:
+        start = f"| `{operand.name}` | {' or '.join(operand.dtypes)} | `[{', '.join(operand.shape[:-1])}"
+        for page in (README, OPERATOR):
+            assert page.count(f"\n{start}") == 1, operand.name
 
 
 def test_every_command_is_there_and_no_other() -> None:
