@@ -3,34 +3,15 @@
 A cluster owns an output; each of its blocks owns a group of dimensions of the whole window, keeps
 NUM_STAGES leaves of it under way by asynchronous copies, and exchanges nothing with the others but the
 sums of squares, through distributed shared memory. No scratch, one launch.
-
-The order of summation is scan.py's and finalize.py's, whose functions it calls: so are the bytes.
 """
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from .compress import locate as _locate
 from .finalize import TILES, WIDTH
-from .finalize import finish as _finish
-from .finalize import load_rotation as _load_rotation
-from .finalize import load_weight as _load_weight
-from .finalize import tile_sums as _tile_sums
+from .in_gluon import finish, fold, leaf_floor, load_rotation, load_weight, locate, lookup, tile_sums
 from .scan import LEAST, LOG2E, ONCE, PARTS, SCORE_OFFSET
-from .scan import fold as _fold
-from .scan import leaf_floor as _leaf_floor
-from .scan import lookup as _lookup
-
-# The Triton kernels' own functions, compiled with explicit layouts.
-locate = gluon.jit(_locate.fn)
-finish = gluon.jit(_finish.fn)
-load_rotation = gluon.jit(_load_rotation.fn)
-load_weight = gluon.jit(_load_weight.fn)
-tile_sums = gluon.jit(_tile_sums.fn)
-fold = gluon.jit(_fold.fn)
-leaf_floor = gluon.jit(_leaf_floor.fn)
-lookup = gluon.jit(_lookup.fn)
 
 
 @gluon.constexpr_function

@@ -216,7 +216,7 @@ def kernels_for(ratio: int, layout: str, tile: Tile) -> tuple[KernelForm, ...]:
         form = KernelForm(
             function=f"compress_{tile.form}",
             source=f"{tile.form}.py",
-            sources=(*SOURCES, f"{tile.form}.py"),
+            sources=(*SOURCES, "in_gluon.py", f"{tile.form}.py"),
             constexprs=staged,
             num_warps=tile.num_warps,
             num_stages=1,

@@ -2,38 +2,26 @@
 
 One thread block owns an output and reads its window page by page, each 32 KiB in one piece, with
 NUM_STAGES pages under way by asynchronous copies. No scratch, one launch.
-
-The order of summation is scan.py's and finalize.py's, whose functions it calls: so are the bytes.
 """
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from .compress import locate as _locate
 from .finalize import HEAD_DIM, TILES, WIDTH
-from .finalize import finish as _finish
-from .finalize import load_rotation as _load_rotation
-from .finalize import load_weight as _load_weight
-from .finalize import tile_sums as _tile_sums
+from .in_gluon import (
+    end_part,
+    finish,
+    fold,
+    leaf_floor,
+    leaf_offsets,
+    load_rotation,
+    load_row,
+    load_weight,
+    locate,
+    tile_sums,
+)
 from .scan import LEAF, LEAST, ONCE, PARTS, SCORE_OFFSET
-from .scan import end_part as _end_part
-from .scan import fold as _fold
-from .scan import leaf_floor as _leaf_floor
-from .scan import leaf_offsets as _leaf_offsets
-from .scan import load_row as _load_row
-
-# The Triton kernels' own functions, compiled with explicit layouts.
-locate = gluon.jit(_locate.fn)
-finish = gluon.jit(_finish.fn)
-load_rotation = gluon.jit(_load_rotation.fn)
-load_weight = gluon.jit(_load_weight.fn)
-tile_sums = gluon.jit(_tile_sums.fn)
-end_part = gluon.jit(_end_part.fn)
-fold = gluon.jit(_fold.fn)
-leaf_floor = gluon.jit(_leaf_floor.fn)
-leaf_offsets = gluon.jit(_leaf_offsets.fn)
-load_row = gluon.jit(_load_row.fn)
 
 
 @gluon.constexpr_function
