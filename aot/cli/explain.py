@@ -73,13 +73,13 @@ def _facts_of_file(name: str) -> Facts:
         with open(path, "rb") as file:
             data = file.read(_MAX_FACTS + 1)
         if len(data) > _MAX_FACTS:
-            raise ValueError(f"wanted at most {_MAX_FACTS} bytes, found more; {advice}")
+            raise ValueError(f"wanted at most {_MAX_FACTS} bytes, found more")
         value = strictjson.parse(data)
         if isinstance(value, dict) and isinstance(value.get("facts"), dict):
             value = value["facts"]
         return Facts.from_json(value)
     except ValueError as error:
-        raise RequestError(f"--facts {name}: {error}") from None
+        raise RequestError(f"--facts {name}: {error}; {advice}") from None
 
 
 def _facts_here(device: str | None) -> Facts:

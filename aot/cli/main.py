@@ -49,6 +49,7 @@ class CommandGroup(click.Group):
             return None
         module = importlib.import_module(f"{__package__}.{cmd_name}")
         command: click.Command = module.command
+        command.short_help = command.help  # the whole sentence: click would cut it in the list of commands
         return command
 
 

@@ -8,7 +8,8 @@ from . import output
 from .list import heading, summarise, targets_table
 
 
-@click.command("merge", help="Put the targets of several bundles into one.")
+@click.command("merge", help="Put the targets of several bundles into one. A target in several "
+               "of them must be the same in each.")  # fmt: skip
 @click.argument("files", nargs=-1, required=True, metavar="A.kvb B.kvb ...")
 @click.option("-o", "--output", "destination", required=True, metavar="FILE", help="The bundle to write.")
 @output.json_option
