@@ -5,8 +5,9 @@ Runs after a failure only: a call that succeeds pays nothing for it.
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .launcher import device_error
@@ -23,13 +24,14 @@ OPERANDS = (
     "kv_cache",
 )
 _INTEGERS = ("block_size", "compress_ratio")
+_EPS = "rms_norm_eps"
 _WANTED = "a tensor (torch, numpy, or another that exports DLPack)"
 
 
 def explain(error: Exception, arguments: Sequence[object], operands: Sequence[str] = OPERANDS) -> Exception:
-    """The error to raise for a failed call with these arguments, tensors first, in the order of `operands`: a
-    DeviceError, a TypeError or ValueError naming the argument, or `error` itself where it already says what is
-    wrong."""
+    """The error to raise for a failed call with these arguments, tensors first, in the order of `operands`:
+    a DeviceError, a TypeError or ValueError naming the argument, or `error` itself where it already says what
+    is wrong."""
     refused = device_error(error)
     if refused is not None:
         return refused
@@ -38,23 +40,37 @@ def explain(error: Exception, arguments: Sequence[object], operands: Sequence[st
         if fault is not None:
             return fault
     for name, value in zip(_INTEGERS, arguments[len(operands) :], strict=False):
-        if not hasattr(type(value), "__index__"):
+        if not _converts(operator.index, value):
             return TypeError(f"{name}: wanted an integer, found {_kind(value)}")
     if len(arguments) > len(operands) + len(_INTEGERS):
         eps = arguments[-1]
-        if not hasattr(type(eps), "__float__") and not hasattr(type(eps), "__index__"):
-            return TypeError(f"rms_norm_eps: wanted a number, found {_kind(eps)}")
-    return (
-        error
-        if isinstance(error, (TypeError, ValueError, MemoryError))
-        else _export_fault(error, arguments, operands)
-    )
+        if not _converts(operator.index, eps) and not _converts(float, eps):
+            return TypeError(f"{_EPS}: wanted a number, found {_kind(eps)}")
+    named = str(error).partition(":")[0] in (*operands, *_INTEGERS, _EPS)
+    if isinstance(error, MemoryError) or (named and isinstance(error, (TypeError, ValueError))):
+        return error
+    return _export_fault(error, arguments, operands)
+
+
+def _converts(convert: Callable[[Any], object], value: object) -> bool:
+    """Whether a scalar can be had from the value: an array of text has the method, and raises."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return False
+    try:
+        convert(value)
+    except Exception:
+        return False
+    return True
 
 
 def new_zeros(kv_cache: Any) -> Any:
-    """A zeroed, contiguous tensor of kv_cache's shape, dtype and device. TypeError for what is no tensor."""
+    """A zeroed, contiguous tensor of kv_cache's shape, dtype and device. TypeError or ValueError for what is
+    no tensor, or one without plain memory."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(kv_cache, torch.Tensor):
+        fault = _torch_fault("kv_cache", kv_cache, torch)
+        if fault is not None:
+            raise fault
         return torch.zeros(kv_cache.shape, dtype=kv_cache.dtype, device=kv_cache.device)
     if numpy is not None and isinstance(kv_cache, numpy.ndarray):
         return numpy.zeros(kv_cache.shape, kv_cache.dtype)
@@ -82,6 +98,8 @@ def _torch_fault(name: str, value: Any, torch: Any) -> Exception | None:
         return ValueError(f"{name}: wanted a tensor with data, found a FakeTensor (a call being traced?)")
     if value.is_meta:
         return ValueError(f"{name}: wanted a tensor with data, found one on the meta device")
+    if value.is_nested:
+        return ValueError(f"{name}: wanted one tensor, found a nested one; call to_padded_tensor()")
     if value.layout != torch.strided:
         return ValueError(f"{name}: wanted a strided tensor, found layout {value.layout}; call to_dense()")
     if value.is_quantized:

@@ -43,6 +43,8 @@ def load(
     # Before the device: it brings in torch where torch is installed, and torch knows the current device.
     import tvm_ffi  # noqa: F401
 
+    if trusted_keys is not None and (isinstance(trusted_keys, str) or not isinstance(trusted_keys, Sequence)):
+        raise TypeError(f"trusted_keys: wanted a list of keys, found {type(trusted_keys).__name__}")
     with open_bundle(bundle_path(path)) as bundle:
         if trusted_keys is not None:
             raise BundleError(
@@ -190,10 +192,10 @@ class Operator:
     ) -> Callable[[Any, Any, Any, Any], Any]:
         """Checks the operands that stay the same from step to step, and returns the function for the rest.
 
-        `step(token_to_req, positions, boundary_token_indices, kv_slot_mapping)` does what `compress` does with
-        all of them, at less cost, and returns kv_cache. It may be called from several threads, on any stream
-        and under stream capture. It keeps the bound tensors alive; their contents may change, but where one has
-        been resized or has got other memory since, a step is refused with a ValueError that names it.
+        `step(token_to_req, positions, boundary_token_indices, kv_slot_mapping)` does what `compress` does
+        with all of them, at less cost, and returns kv_cache. It may be called from several threads, on any
+        stream and under stream capture. It keeps the bound tensors alive. Their contents may change; where
+        one has been resized or has got other memory since, a step is refused with a ValueError that names it.
 
         Shapes, dtypes and errors are those of `compress`.
         """

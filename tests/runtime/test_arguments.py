@@ -58,6 +58,16 @@ def test_operands(value: Any, kind: type[Exception], words: str, place: int) -> 
         (10, None, "compress_ratio: wanted an integer, found None"),
         (10, "128", "compress_ratio: wanted an integer, found str"),
         (11, "small", "rms_norm_eps: wanted a number, found str"),
+        (11, "1e-6", "rms_norm_eps: wanted a number, found str"),
+        *(
+            (place, np.array(odd), f"{name}: wanted {kind}, found numpy.ndarray")
+            for place, name, kind in (
+                (9, "block_size", "an integer"),
+                (10, "compress_ratio", "an integer"),
+                (11, "rms_norm_eps", "a number"),
+            )
+            for odd in (["a"], [None], ["2020-01-01T00:00"], [1, 2])
+        ),
     ],
 )
 def test_scalars(place: int, value: Any, text: str) -> None:
@@ -68,6 +78,34 @@ def test_scalars(place: int, value: Any, text: str) -> None:
 def test_the_drivers_refusal_comes_first() -> None:
     error = explain(RuntimeError("DeviceError: CUDA_ERROR_X: words"), [[1], *GOOD[1:]])
     assert type(error) is DeviceError and str(error) == "CUDA_ERROR_X: words"
+
+
+class Exports:
+    """Says that it exports DLPack, and does not."""
+
+    def __init__(self, capsule: Any, device: Any) -> None:
+        self.capsule, self.device = capsule, device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> Any:
+        if isinstance(self.device, Exception):
+            raise self.device
+        return self.device
+
+
+@pytest.mark.parametrize(("capsule", "device"), [(5, (1, 0)), (None, "x"), (None, KeyError("z"))], ids=repr)
+def test_an_exporter_that_exports_nothing_is_named(capsule: Any, device: Any) -> None:
+    """TVM-FFI's own ValueError names no argument."""
+    error = explain(ValueError("Expect a dltensor field"), [*GOOD[:4], Exports(capsule, device), *GOOD[5:]])
+    assert type(error) is ValueError
+    assert str(error).startswith("block_table: wanted a tensor that DLPack can export, found: ")
+
+
+def test_an_error_that_names_an_argument_is_kept() -> None:
+    said = ValueError("positions: wanted 1 dimension, found 2")
+    assert explain(said, [*GOOD[:4], Exports(5, (1, 0)), *GOOD[5:]]) is said
 
 
 @pytest.mark.parametrize("error", [TypeError("a"), ValueError("b"), MemoryError("c"), FAILURE])
@@ -97,3 +135,19 @@ def test_new_zeros_is_contiguous_and_like_its_model() -> None:
     for wrong in ([1], None, 3):
         with pytest.raises(TypeError, match="kv_cache: wanted a torch tensor or a numpy array"):
             new_zeros(wrong)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.ones(2, 8), 0.1, 0, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.ones(8), torch.ones(8)]),
+        lambda: torch.ones(2, 8).to_sparse(),
+        lambda: torch.ones(2, 8, device="meta"),
+    ],
+    ids=["quantized", "nested", "sparse", "meta"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_no_zeros_are_made_like_what_has_no_plain_memory(make: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="kv_cache: wanted"):
+        new_zeros(make())
