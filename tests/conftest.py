@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+
+# A shell starts what it puts in the background with interrupts ignored, and programs hand that on to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,10 @@ MISTAKES = [
     ("max_outputs: 32", "max_outputs: 0", 6, "wanted an integer above 0 (rows rise by it"),
     ("max_outputs: 32", "max_outputs: true", 6, "found True"),
     ("max_outputs: null\n", "max_outputs: 64\n", 9, "wanted no limit on the last row"),
-    ("block_d: 64", "block_d: 63", 7, "wanted 64, 128, 256 or 512 where block_t is 4 and cluster false, found 63"),
+    (
+        "block_d: 64", "block_d: 63", 7,
+        "wanted 64, 128, 256 or 512 where block_t is 4 and cluster false, found 63",
+    ),
 ]
 
 
