@@ -85,7 +85,7 @@ def _accept(options: argparse.Namespace, watched: isolation.Isolation) -> int:
 
 
 def _checks(record: Record, operator: Any, place: Place, options: argparse.Namespace) -> None:
-    from acceptance import exact, graphs, parallel, refusals
+    from acceptance import callers, exact, graphs, parallel, refusals
 
     # First of all: nothing has called the operator yet.
     graphs.first_call(record, operator, place)
@@ -93,6 +93,7 @@ def _checks(record: Record, operator: Any, place: Place, options: argparse.Names
     graphs.run(record, operator, place)
     parallel.run(record, operator, place, options.bundle, options.quick)
     refusals.run(record, operator, place)
+    callers.check(record, operator, place)
     _host(record, place, options)
 
 
@@ -129,9 +130,10 @@ def _host(record: Record, place: Place, options: argparse.Namespace) -> None:
 
 def _times(record: Record, operator: Any, place: Place, options: argparse.Namespace,
            watched: isolation.Isolation) -> None:
-    from acceptance import speed, start
+    from acceptance import callers, speed, start
 
     start.run(record, operator, place, options.bundle, options.quick)
+    callers.times(record, operator, place, options.bundle)
     # Before the kernels that only read are compiled.
     _nothing_compiled(record, watched)
     speed.run(record, operator, place, options.quick)
