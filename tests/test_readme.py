@@ -10,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kvbuild import runtime
 from kvbuild.aot.cli.main import COMMANDS
 from kvbuild.kernels import contract
+from kvbuild.kernels.workloads import Workload, make
+from kvbuild.runtime.bound import VARYING
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,6 +36,23 @@ def run_the_example(page: str, bundle: Path, folder: Path) -> str:
 
 def test_the_quickstart_runs(cpu_bundle: Path, tmp_path: Path) -> None:
     assert run_the_example(README, cpu_bundle, tmp_path) == "torch.Size([7, 64]) torch.Size([64])\n"
+
+
+def test_the_serving_loop_runs(cpu_bundle: Path) -> None:
+    """The fragments, in an environment that has what they name; torch.compile without a C++ compiler."""
+    inputs = make(Workload(1, 1024, 128), seed=1)
+    expected = inputs.fresh()
+    with runtime.load(cpu_bundle, device="cpu") as operator:
+        operator.compress(*expected.call_args())
+        bind, compiled = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
+        names = {operand.name: getattr(inputs, operand.name) for operand in contract.OPERANDS}
+        names |= {"op": operator, "torch": torch, "steps": [[names[name] for name in VARYING]]}
+        exec(bind, names)
+        assert torch.equal(inputs.kv_storage, expected.kv_storage)
+        inputs = make(Workload(1, 1024, 128), seed=1)
+        exec(compiled.replace("fullgraph=True", 'fullgraph=True, backend="eager"'), names)
+        names["forward"](*inputs.call_args())
+        assert torch.equal(inputs.kv_storage, expected.kv_storage)
 
 
 def test_the_operator_page_predicts_every_byte(cpu_bundle: Path, tmp_path: Path) -> None:
