@@ -49,19 +49,41 @@ def compress(state_cache: Tensor, token_to_req: Tensor, positions: Tensor, bound
                       num_blocks=state_cache.shape[0], block_size=block_size, compress_ratio=compress_ratio,
                       kv_pages=kv_cache.shape[0], max_pos=cos_sin_cache.shape[0])
     chosen = windows.written.nonzero().squeeze(1)
-    payloads = kv_cache[:, :SCALE_OFFSET].unflatten(1, (KV_BLOCK_SIZE, TOKEN_STRIDE))
-    scale_rows = kv_cache[:, SCALE_OFFSET:MIN_PAGE_STRIDE].unflatten(1, (KV_BLOCK_SIZE, SCALE_DIM))
     masked = bool((~windows.live[chosen]).any())
     for chunk in _chunks(chosen, compress_ratio * STATE_WIDTH * 4):
-        c = _pool(state_cache, windows, chunk, masked)
-        rrms = 1.0 / torch.sqrt(c.square().mean(dim=-1, keepdim=True) + rms_norm_eps)
-        y = (c * rrms) * rms_norm_weight.to(torch.float32)
-        codes, scales = _quantise_nope(y[:, :NOPE_HEAD_DIM])
-        rotated = _rotate(y[:, NOPE_HEAD_DIM:], cos_sin_cache[windows.rope_position[chunk]])
-        page, offset = windows.slot[chunk] // KV_BLOCK_SIZE, windows.slot[chunk] % KV_BLOCK_SIZE
-        payloads[page, offset] = torch.cat((codes, bf16_bytes(round_to_bf16(rotated))), dim=1)
-        scale_rows[page, offset] = scales
+        _write(state_cache, windows, chunk, masked, rms_norm_weight, cos_sin_cache, kv_cache, rms_norm_eps)
     return kv_cache
+
+
+def compress_plain(state_cache: Tensor, token_to_req: Tensor, positions: Tensor,
+                   boundary_token_indices: Tensor, block_table: Tensor, rms_norm_weight: Tensor,
+                   cos_sin_cache: Tensor, kv_slot_mapping: Tensor, kv_cache: Tensor, block_size: int,
+                   compress_ratio: int, rms_norm_eps: float = DEFAULT_RMS_NORM_EPS) -> Tensor:
+    """As `compress`, for a launch whose every output is written and whose every row is there.
+
+    It takes that for granted and never asks the device, so that a graph can capture it and torch.compile take
+    it whole. Anything else is not checked and gives garbage.
+    """
+    windows = resolve(token_to_req, positions, boundary_token_indices, block_table, kv_slot_mapping,
+                      num_blocks=state_cache.shape[0], block_size=block_size, compress_ratio=compress_ratio,
+                      kv_pages=kv_cache.shape[0], max_pos=cos_sin_cache.shape[0])
+    every = torch.arange(boundary_token_indices.shape[0], device=kv_cache.device)
+    _write(state_cache, windows, every, False, rms_norm_weight, cos_sin_cache, kv_cache, rms_norm_eps)
+    return kv_cache
+
+
+def _write(state_cache: Tensor, windows: Windows, chunk: Tensor, masked: bool, rms_norm_weight: Tensor,
+           cos_sin_cache: Tensor, kv_cache: Tensor, rms_norm_eps: float) -> None:
+    payloads = kv_cache[:, :SCALE_OFFSET].unflatten(1, (KV_BLOCK_SIZE, TOKEN_STRIDE))
+    scale_rows = kv_cache[:, SCALE_OFFSET:MIN_PAGE_STRIDE].unflatten(1, (KV_BLOCK_SIZE, SCALE_DIM))
+    c = _pool(state_cache, windows, chunk, masked)
+    rrms = 1.0 / torch.sqrt(c.square().mean(dim=-1, keepdim=True) + rms_norm_eps)
+    y = (c * rrms) * rms_norm_weight.to(torch.float32)
+    codes, scales = _quantise_nope(y[:, :NOPE_HEAD_DIM])
+    rotated = _rotate(y[:, NOPE_HEAD_DIM:], cos_sin_cache[windows.rope_position[chunk]])
+    page, offset = windows.slot[chunk] // KV_BLOCK_SIZE, windows.slot[chunk] % KV_BLOCK_SIZE
+    payloads[page, offset] = torch.cat((codes, bf16_bytes(round_to_bf16(rotated))), dim=1)
+    scale_rows[page, offset] = scales
 
 
 def c128_256_512_compress(state_cache: Tensor, token_to_req: Tensor, positions: Tensor,

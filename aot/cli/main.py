@@ -27,6 +27,7 @@ COMMANDS = (
     "explain",
     "check",
     "tune",
+    "bench",
     "doctor",
 )
 

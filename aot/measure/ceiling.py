@@ -129,10 +129,17 @@ def _time(read: Callable[[Tensor], object], sets: Sequence[Tensor], rounds: int,
 
 
 def host(sets: Sequence[Tensor], repeats: int) -> tuple[Timing, str]:
-    """The same for the host's memory, by torch's threads: one set after the other, each call waited for."""
+    """The same for the host's memory, by all of torch's threads or by one: one set after the other."""
+    threads = torch.get_num_threads()
     results = []
-    for name, read in HOST_READS.items():
-        results.append((timing.until_done(_in_turn(read, sets), lambda: None, repeats), name))
+    try:
+        for count in sorted({1, threads}):
+            torch.set_num_threads(count)
+            for name, read in HOST_READS.items():
+                one = timing.until_done(_in_turn(read, sets), lambda: None, repeats)
+                results.append((one, f"{name}, threads: {count}"))
+    finally:
+        torch.set_num_threads(threads)
     return min(results, key=lambda result: result[0].median)
 
 

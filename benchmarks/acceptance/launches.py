@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvbuild.aot.measure.variants import chosen
 from kvbuild.kernels import oracle, verdict
 from kvbuild.kernels.contract import (
     KV_BLOCK_SIZE,
@@ -135,13 +136,6 @@ GENERAL_LAYOUTS = {
 
 
 # Which variant a call takes.
-
-
-def chosen(variants: Sequence[Any], ratio: int, aligned: bool, outputs: int) -> Any:
-    """The first variant that serves such a call, as the launcher picks it."""
-    return next(variant for variant in variants
-                if variant.ratio == ratio and (aligned or variant.layout == "general")
-                and (variant.max_outputs is None or outputs <= variant.max_outputs))
 
 
 def output_counts(variants: Sequence[Any], ratio: int) -> list[int]:
