@@ -65,8 +65,7 @@ def select(manifest: Manifest, facts: Facts, strict: bool = False) -> Choice:
     fitting = [verdict for verdict in trace if isinstance(verdict, Accepted)]
     if not fitting:
         raise NoMatchingArtifact(
-            f"no target of this bundle fits {facts}:\n{describe(trace)}\n"
-            f"build one that does: kvbuild compile --target {facts.vendor}:{bare_arch(facts)}"
+            f"no target of this bundle fits {facts}:\n{describe(trace)}\n{_advice(trace, facts, strict)}"
         )
     best = min(fitting, key=lambda verdict: verdict.distance)
     return Choice(best.target, best.host, tuple(trace))
@@ -75,6 +74,18 @@ def select(manifest: Manifest, facts: Facts, strict: bool = False) -> Choice:
 def describe(trace: list[Accepted | Rejected]) -> str:
     """The verdicts as lines of text."""
     return "\n".join(f"  {verdict.target.name}: {verdict.reason}" for verdict in trace)
+
+
+def _advice(trace: list[Accepted | Rejected], facts: Facts, strict: bool) -> str:
+    """What to do when nothing fits: another build is no help where only the host stands in the way."""
+    for verdict in trace:
+        distance = _arch_distance(verdict.target, facts) if verdict.target.vendor == facts.vendor else ""
+        if isinstance(distance, int) and not (strict and distance):
+            return (
+                f"{verdict.target.name} has code for this device: mend what its reason names (update the "
+                "driver, or build with a launcher for this host: hosts in build.yaml)"
+            )
+    return f"build one that does: kvbuild compile --target {facts.vendor}:{bare_arch(facts)}"
 
 
 def bare_arch(facts: Facts) -> str:

@@ -56,7 +56,7 @@ int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
   atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
   if (operands->num_outputs == 0) return KVB_OK;
   if (kvb_cpu_compress(operands, words, sizeof words) != 0)
-    return kvb_fail(KVB_DEVICE_ERROR, "cpu: the host kernel failed: %s", words);
+    return kvb_fail(KVB_VALUE_ERROR, "%s", words);
   return KVB_OK;
 }
 

@@ -357,3 +357,12 @@ def test_a_child_of_fork_computes_too(cpu: runtime.Operator, cpu_bundle: Path) -
         again = runtime.load(cpu_bundle, device="cpu")
         os._exit(0 if same and np.array_equal(again.c128_256_512_compress(*arrays), wanted) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_wrong_setting_of_the_host_kernel_is_a_value_error(
+    cpu_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runtime.load(cpu_bundle, device="cpu") as operator:
+        monkeypatch.setenv("KVBUILD_NUM_THREADS", "many")
+        with pytest.raises(ValueError, match="^KVBUILD_NUM_THREADS: wanted .*found 'many'"):
+            operator.compress(*make(SMALL, device="cpu", seed=0).call_args())

@@ -154,3 +154,24 @@ def test_the_refusal_lists_every_target_and_what_to_do(samples: Any) -> None:
 def test_the_same_facts_always_get_the_same_choice(samples: Any) -> None:
     bundle = manifest(samples, "nvidia:sm_80", "nvidia:sm_86")
     assert select(bundle, nvidia("sm_89")) == select(bundle, nvidia("sm_89"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "strict", "words"),
+    [
+        (nvidia("sm_90", driver=11080), False, "nvidia:sm_90 has code for this device: mend what"),
+        (nvidia("sm_90", host="aarch64"), False, "nvidia:sm_90 has code for this device"),
+        (nvidia("sm_100"), False, "build one that does: kvbuild compile --target nvidia:sm_100"),
+        (MI300, False, "build one that does: kvbuild compile --target amd:gfx942"),
+    ],
+)
+def test_the_advice_fits_the_reason(samples: Any, facts: Facts, strict: bool, words: str) -> None:
+    made = manifest(samples, "nvidia:sm_90", min_driver=12000)
+    with pytest.raises(NoMatchingArtifact) as caught:
+        select(made, facts, strict)
+    assert words in str(caught.value).splitlines()[-1]
+
+
+def test_strict_advises_to_build_for_the_devices_own_arch(samples: Any) -> None:
+    with pytest.raises(NoMatchingArtifact, match="compile --target nvidia:sm_86"):
+        select(manifest(samples, "nvidia:sm_80"), nvidia("sm_86"), strict=True)
