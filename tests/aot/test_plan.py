@@ -117,7 +117,10 @@ def test_equal_units_are_planned_once() -> None:
 
 
 def test_tiles_of_build_yaml_take_the_tables_place() -> None:
-    (target,) = plan("amd:gfx942", rows=table((64, SCAN), (None, FUSED))).targets
+    own = {"gfx942": (tuning.Row(None, Tile(4, 256, 1, 4, 1)),)}
+    amd = replace(SPEC.targets["amd"], tiles=own)
+    given = replace(SPEC, targets={**SPEC.targets, "amd": amd})
+    (target,) = plan("amd:gfx942", rows=table((64, SCAN), (None, FUSED)), given=given).targets
     assert {kernel.tile for kernel in target.kernels} == {Tile(4, 256, 1, 4, 1)}
 
 
