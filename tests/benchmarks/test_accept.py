@@ -79,7 +79,7 @@ def test_it_runs_whole_on_the_cpu(cpu_bundle: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith("all passed")
     written = json.loads((tmp_path / "accept.json").read_text())
     passed = {check["section"] for check in written["checks"] if check["status"] == "passed"}
-    assert passed == {"workloads", "decode", "odd launches", "equal bytes", "parallel", "refusals",
+    assert passed == {"workloads", "decode", "odd launches", "equal bytes", "parallel", "refusals", "callers",
                       "isolation"}
     assert written["failed"] == [] and written["bundle"]["target"].startswith("cpu:")
     assert "| workloads: prefill-1x8192-c128 | passed |" in (tmp_path / "accept.md").read_text()
