@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvbuild import runtime
-from kvbuild.aot.cli.main import COMMANDS
+from kvbuild.aot.cli.frame import COMMANDS
 from kvbuild.kernels import contract
 from kvbuild.kernels.workloads import Workload, make
 from kvbuild.runtime.bound import VARYING

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import pytest
 
 from kvbuild import runtime
 from kvbuild.aot import errors
+from kvbuild.aot.cli import frame, output
 from kvbuild.aot.cli import main as main_module
-from kvbuild.aot.cli import output
 
 Run = Callable[..., Any]
 
@@ -30,17 +32,17 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def command(rest: tuple[str, ...], as_json: bool) -> int:
         raise error
 
-    monkeypatch.setattr(main_module.CommandGroup, "get_command", lambda *_: command)
+    monkeypatch.setattr(frame.CommandGroup, "get_command", lambda *_: command)
 
 
 def test_the_help_lists_every_command(kvbuild: Run) -> None:
     done = kvbuild("--help")
     assert done.code == 0
-    for name in main_module.COMMANDS:
+    for name in frame.COMMANDS:
         assert f"\n  {name} " in done.out
 
 
-@pytest.mark.parametrize("name", main_module.COMMANDS)
+@pytest.mark.parametrize("name", frame.COMMANDS)
 def test_each_command_has_help_and_json(name: str, kvbuild: Run) -> None:
     done = kvbuild(name, "--help")
     assert done.code == 0
@@ -128,6 +130,73 @@ def test_an_interrupt_is_one_line_and_130(kvbuild: Run, monkeypatch: pytest.Monk
     assert "interrupted" in done.err
     as_json = kvbuild("list", "--json")
     assert (as_json.code, json.loads(as_json.out)["error"]["exit_code"]) == (130, 130)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_request_to_end_cleans_up(
+    ending: signal.Signals, kvbuild: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned = []
+
+    @click.command()
+    @output.json_option
+    def command(as_json: bool) -> int:
+        try:
+            os.kill(os.getpid(), ending)
+            time.sleep(10)
+        finally:
+            cleaned.append(as_json)
+        return 0
+
+    monkeypatch.setattr(frame.CommandGroup, "get_command", lambda *_: command)
+    before = signal.getsignal(ending)
+    done = kvbuild("list")
+    assert (done.code, done.out) == (128 + ending, "")
+    assert done.err.strip() == "kvbuild: interrupted; nothing half-written was left"
+    as_json = kvbuild("list", "--json")
+    assert json.loads(as_json.out)["error"]["exit_code"] == as_json.code == 128 + ending
+    assert cleaned == [False, True]
+    assert signal.getsignal(ending) is before
+
+
+def test_an_ignored_signal_stays_ignored(kvbuild: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nohup has it."""
+    seen = []
+
+    @click.command()
+    def command() -> int:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        return 0
+
+    monkeypatch.setattr(frame.CommandGroup, "get_command", lambda *_: command)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert kvbuild("list").code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]
+
+
+def test_an_interrupt_while_the_command_line_is_still_being_imported(
+    kvbuild: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "kvbuild.aot.cli.frame":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kvbuild.aot.cli.frame")
+    monkeypatch.delattr("kvbuild.aot.cli.frame")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    done = kvbuild("list", "--json")
+    assert (done.code, done.err) == (130, "")
+    assert json.loads(done.out)["error"]["kind"] == "Interrupted"
+
+
+def test_the_entry_imports_no_click() -> None:
+    """It would take longest, and an interrupt in it would show a traceback."""
+    code = "import sys, kvbuild.aot.cli.main; sys.exit('click' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_closed_pipe_is_quiet() -> None:
