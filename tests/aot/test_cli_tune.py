@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +154,26 @@ def test_a_cpu_target_has_nothing_to_tune(
     assert (done.code, done.out) == (2, "")
     assert "one config and nothing to tune; name a GPU with --device" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cpu_is_refused_whatever_the_bundle_holds(kvbuild: Run, gpu: Path) -> None:
+    done = kvbuild("tune", gpu, "--device", "cpu")
+    assert done.code == 2 and "nothing to tune" in done.err
+
+
+def test_the_gpus_commands_import_without_the_builders_packages(tmp_path: Path) -> None:
+    modules = [f"kvbuild.aot.{name}" for name in (
+        "cli.tune", "cli.bench", "choice", "tabletext", "publish", "plot", "measure.candidates",
+        "measure.hostcost", "measure.provenance", "measure.versus",
+    )]  # fmt: skip
+    code = (
+        "import importlib, sys\n"
+        "for name in ('triton', 'yaml', 'rich', 'ziglang', 'matplotlib'): sys.modules[name] = None\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_wrong_requests(kvbuild: Run, gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
