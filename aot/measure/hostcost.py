@@ -13,7 +13,7 @@ from ...kernels.workloads import Inputs, Workload, make
 from . import timing
 from .bare import BareLaunch
 from .variants import chosen
-from .versus import EAGER, JIT, OURS, Call, Unavailable, Versus
+from .versus import EAGER, JIT, OURS, Call, Unavailable, Versus, in_short
 
 BOUND, BARE, ADD = "kvbuild, bound", "the driver's launch alone", "torch x.add_(1)"
 OUTPUTS, RATIO = 8, 128
@@ -50,6 +50,10 @@ def measure(versus: Versus, blob: Callable[[str], bytes]) -> dict[str, Any]:
             callers[name] = {**single.to_json(), "batch": round(mean, 4)}
         except Unavailable as reason:
             reasons[name] = str(reason)
+        except Exception as error:  # another's compiler: a reason to show, not ours to raise
+            if name in (OURS, BOUND):
+                raise
+            reasons[name] = in_short(error)
     if place.is_gpu:
         try:
             callers[BARE] = {"batch": round(bare_us(versus, blob, inputs, size), 4)}

@@ -117,8 +117,7 @@ class Versus:
             except Exception as error:  # another's compiler or capture: a reason to show, not ours to raise
                 if name == OURS:
                     raise
-                first, *_ = [*str(error).strip().splitlines(), ""]
-                row.reasons[name] = f"{type(error).__name__}: {first}"[:300]
+                row.reasons[name] = in_short(error)
                 continue
             found = verdict.judge(owns[0].kv_cache, inputs[0].kv_cache, expected)
             row.wrong[name] = found.wrong + found.untouched_changed
@@ -207,6 +206,12 @@ class Versus:
         (kernel,) = (each for each in self.operator.target.kernels if each.name == variant.kernels[0])
         call: Call = jit.same_kernels(inputs, Tile(**kernel.tile.to_json()))
         return call
+
+
+def in_short(error: Exception) -> str:
+    """A caller's failure as one line of a table."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return f"{type(error).__name__}: {first}"[:300]
 
 
 def _in_turn(calls: Sequence[Call]) -> Call:
