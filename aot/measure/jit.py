@@ -12,6 +12,7 @@ from ...kernels.contract import HEAD_DIM
 from ...kernels.gpgpu import route
 from ...kernels.gpgpu.route import Tile
 from ...kernels.workloads import Inputs
+from .whole_window import whole_window_finish, whole_window_scan
 
 # Dimensions and warps of the whole-window form's first kernel that are worth a try.
 WHOLE_WINDOW_SHAPES = ((64, 4), (64, 8), (32, 4), (32, 8))
@@ -76,8 +77,7 @@ def whole_window(inputs: Inputs, block_d: int, num_warps: int) -> Callable[[], o
     outputs = inputs.boundary_token_indices.shape[0]
     scratch = torch.empty((max(1, outputs), HEAD_DIM), device=inputs.kv_cache.device)
     arguments = {**values(inputs), "scratch": scratch}
-    scan = _function("whole_window.py", "whole_window_scan")
-    finish = _function("whole_window.py", "whole_window_finish")
+    scan, finish = whole_window_scan, whole_window_finish
     ratio = inputs.compress_ratio
     own = {name: arguments[name] for name in scan.arg_names if name in arguments}
     last = {name: arguments[name] for name in finish.arg_names if name in arguments}

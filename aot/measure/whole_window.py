@@ -8,9 +8,9 @@ size 8 and aligned operands only; no bundle carries it.
 import triton
 import triton.language as tl
 
-from .compress import locate
-from .finalize import HEAD_DIM, TILES, WIDTH, finish, load_rotation, load_weight, tile_sums
-from .scan import SCORE_OFFSET
+from ...kernels.gpgpu.compress import locate
+from ...kernels.gpgpu.finalize import HEAD_DIM, TILES, WIDTH, finish, load_rotation, load_weight, tile_sums
+from ...kernels.gpgpu.scan import SCORE_OFFSET
 
 
 @triton.jit
