@@ -18,7 +18,7 @@ _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 def triton_target(arch: str) -> tuple[str, int | str, int]:
-    raise NotImplementedError("the cpu route compiles no Triton")
+    raise ValueError("the cpu route compiles no Triton")
 
 
 def warp_size(arch: str) -> int:
