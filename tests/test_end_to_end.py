@@ -79,14 +79,14 @@ def test_two_builds_in_two_folders_give_the_same_bytes(tmp_path: Path, host_arch
         assert path.encode() not in made[0]
 
 
-def test_builders_may_share_a_cold_cache_and_one_output(
+def test_eight_builders_may_share_a_cold_cache_and_one_output(
     tmp_path: Path, host_arch: str, cpu_bundle: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
     arguments = ["compile", "--target", f"cpu:{host_arch}", "-o", str(out / "x.kvb")]
     source = clone(tmp_path / "src")
-    processes = [start(source, arguments, tmp_path / "cache", tmp_path / f"work{i}") for i in range(4)]
+    processes = [start(source, arguments, tmp_path / "cache", tmp_path / f"work{i}") for i in range(8)]
     for process in processes:
         finish(process)
     assert [path.name for path in out.iterdir()] == ["x.kvb"]
