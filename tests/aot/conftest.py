@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from kvbuild.aot.plan import Plan, PlannedKernel, PlannedTarget, PlannedVariant,
 from kvbuild.aot.pool import Compiled, Failed, Pool
 from kvbuild.aot.spec import TargetName
 from kvbuild.kernels.gpgpu.route import KernelForm, Tile
+
+sys.path.insert(0, str(Path(__file__).parent / "standin"))
+import harness
 
 ADD = """
 import triton
@@ -126,3 +130,19 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return to_file
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, session_folder: Path) -> tuple[harness.Bench, Path]:
+    """A launcher and the stand-in driver of the module's VENDOR, nvidia where it names none."""
+    return harness.gpu_bench(getattr(request.module, "VENDOR", "nvidia"), session_folder)
+
+
+@pytest.fixture
+def run(bench: tuple[harness.Bench, Path], tmp_path: Path) -> Any:
+    """run(scenario, **settings of the driver) -> what the scenario said, and the driver's calls."""
+
+    def scenario(text: str, **settings: str) -> tuple[Any, list[dict[str, Any]]]:
+        return bench[0].run(text, tmp_path, bench[1], **settings)
+
+    return scenario

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "standin"))
-import harness
 
 CALLS = (
     "num_outputs=1", "num_outputs=4", "num_outputs=5", "num_outputs=0", "num_outputs=8, compress_ratio=512",
@@ -48,23 +45,6 @@ watch.look = LOOK()
 """
 
 
-@pytest.fixture
-def bench(session_folder: Path) -> tuple[harness.Bench, Path]:
-    return harness.gpu_bench("nvidia", session_folder)
-
-
-@pytest.fixture
-def run(bench: tuple[harness.Bench, Path], tmp_path: Path) -> Any:
-    def scenario(text: str, **settings: str) -> tuple[Any, list[dict[str, Any]]]:
-        return bench[0].run(text, tmp_path, bench[1], **settings)
-
-    return scenario
-
-
-def launches(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [call for call in calls if call["call"] == "launch"]
-
-
 def test_a_step_launches_what_a_whole_call_launches(run: Any) -> None:
     """Variant, grid, stream, context, scratch and every argument's bytes; and it counts alike."""
     scenario = f"""
@@ -84,10 +64,11 @@ def test_a_step_launches_what_a_whole_call_launches(run: Any) -> None:
     assert bound == [2 * value for value in whole] and whole[0] == count
     work = [call for call in calls if call["call"] in ("launch", "cuMemAllocFromPoolAsync", "cuMemFreeAsync")]
     half = len(work) // 2
-    assert len(launches(work)) == 2 * (count - 1 + 1), "one call launches nothing, one launches two kernels"
+    launched = harness.launches(work)
+    assert len(launched) == 2 * (count - 1 + 1), "one call launches nothing, one launches two kernels"
     assert work[:half] == work[half:]
     assert {call["stream"] for call in work} == {77}
-    assert {call["context"] for call in launches(work)} == {0xC0}
+    assert {call["context"] for call in launched} == {0xC0}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +92,7 @@ def test_bind_refuses_what_a_call_refuses(run: Any, change: str, code: int, text
     said, calls = run(f"kvb.open(); say([kvb.bind(operands({change})), kvb.compress(operands({change}))])")
     assert said[0][0] == code and said[0][1].startswith(text)
     assert said[0] == said[1]
-    assert launches(calls) == []
+    assert harness.launches(calls) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +117,7 @@ def test_a_step_refuses_what_a_call_refuses(run: Any, change: str, code: int, te
     )
     assert said[0][0] == code and said[0][1].startswith(text)
     assert said[0] == said[1]
-    assert launches(calls) == []
+    assert harness.launches(calls) == []
 
 
 def test_a_binding_is_wanted(run: Any) -> None:
@@ -147,7 +128,7 @@ def test_a_binding_is_wanted(run: Any) -> None:
 def test_a_step_looks_at_every_fixed_tensor_before_it_launches(run: Any) -> None:
     said, calls = run(WATCHED + "say([kvb.step(step, call), seen])")
     assert said == [None, [100, 101, 102, 103, 104, "pause", 7]]
-    assert len(launches(calls)) == 1
+    assert len(harness.launches(calls)) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +159,7 @@ def test_a_changed_tensor_is_refused_by_name(run: Any, index: int, changed: str,
         "replacing a bound tensor's memory",
     ]  # fmt: skip
     assert said[1] == ("failed" if changed == "None" else 100 + index)
-    assert said[2:] == [None, 1] and len(launches(calls)) == 1
+    assert said[2:] == [None, 1] and len(harness.launches(calls)) == 1
 
 
 def test_strides_of_extents_of_one_may_change(run: Any) -> None:
@@ -212,7 +193,7 @@ def test_a_binding_keeps_no_device_open(run: Any) -> None:
     assert said[0] == closed.replace("step", "bind")
     assert said[1:6] == [None, None, [3, closed], None, None]
     assert said[6][0] == 2 and "(cuda:1), found one on cuda:0" in said[6][1]
-    assert len(launches(calls)) == 1
+    assert len(harness.launches(calls)) == 1
 
 
 def test_a_forked_child_is_told(run: Any) -> None:
@@ -232,7 +213,7 @@ def test_a_forked_child_is_told(run: Any) -> None:
     for answer, function in zip(said[:2], ("step", "bind"), strict=True):
         assert answer[0] == 3
         assert answer[1].startswith(f"DeviceError: {function}: this process was forked from one")
-    assert said[2] is None and len(launches(calls)) == 1
+    assert said[2] is None and len(harness.launches(calls)) == 1
 
 
 def test_threads_share_a_binding_while_the_device_opens_and_closes(run: Any) -> None:

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "standin"))
-import harness
-
-
-@pytest.fixture
-def run(session_folder: Path, tmp_path: Path) -> Any:
-    bench, driver = harness.gpu_bench("amd", session_folder)
-
-    def scenario(text: str, **settings: str) -> tuple[Any, list[dict[str, Any]]]:
-        return bench.run(text, tmp_path, driver, **settings)
-
-    return scenario
-
-
-def launches(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [call for call in calls if call["call"] == "launch"]
+VENDOR = "amd"
 
 
 def test_launch(run: Any) -> None:
     said, calls = run("say([kvb.open(), kvb.compress(operands((ROCM, 0)), 77), kvb.counters()])")
     assert said == [None, None, [1, 0, 1, 0, 0, 0, 0]]
-    (launch,) = launches(calls)
+    (launch,) = harness.launches(calls)
     assert (launch["name"], launch["grid"], launch["block"]) == ("entry_small", [3, 1, 1], [256, 1, 1])
     assert (launch["shared"], launch["stream"], launch["device"]) == (0, 77, 0)
     address, last, hidden = launch["arguments"][0], launch["arguments"][-2], launch["arguments"][-1]
@@ -47,7 +31,7 @@ def test_device_is_current_around_what_needs_it(run: Any) -> None:
         """
     )
     assert said == [None, None, 0, None]
-    assert launches(calls)[0]["device"] == 1
+    assert harness.launches(calls)[0]["device"] == 1
     assert {call["device"] for call in calls if call["call"] == "hipModuleLoadData"} == {1}
     assert {call["device"] for call in calls if call["call"] == "hipModuleUnload"} == {1}
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 
 from kvbuild import runtime
-
-sys.path.insert(0, str(Path(__file__).parent / "standin"))
-import harness
 
 PIN = "pin = lambda variant: kvb.answer(kvb.library.kvb_pin(0, ctypes.c_int64(variant)))\n"
 # The stand-in's variants: 0 and 1 aligned up to 4 outputs and more, 2 general; 3 and 4 are of ratio 512.
 
 
 @pytest.fixture
-def run(session_folder: Path, tmp_path: Path) -> Any:
-    bench, standin = harness.gpu_bench("nvidia", session_folder)
+def run(run: Any) -> Any:
+    """The said values and the kernels launched, once pinning is at hand."""
 
     def scenario(text: str) -> tuple[Any, list[str]]:
-        said, calls = bench.run(PIN + text, tmp_path, standin)
-        return said, [call["name"] for call in calls if call["call"] == "launch"]
+        said, calls = run(PIN + text)
+        return said, [call["name"] for call in harness.launches(calls)]
 
     return scenario
 

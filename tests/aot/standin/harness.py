@@ -181,3 +181,13 @@ def gpu_bench(vendor: str, root: Path) -> tuple[Bench, Path]:
     folder = root / f"launcher-{vendor}-{os.getpid()}"
     target, blobs = gpu_target(vendor)
     return Bench.build(target, blobs, folder), build_standin(vendor, folder / "driver", root / "cache")
+
+
+def launches(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The launches among the calls that a driver recorded."""
+    return [call for call in calls if call["call"] == "launch"]
+
+
+def names(calls: list[dict[str, Any]], *wanted: str) -> list[str]:
+    """Which of the wanted functions were called, in order."""
+    return [call["call"] for call in calls if call["call"] in wanted]
