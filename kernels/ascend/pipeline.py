@@ -43,7 +43,7 @@ _SIZES = {"i8": 1, "u8": 1, "i16": 2, "i32": 4, "fp32": 4, "i64": 8}
 
 @dataclass(frozen=True)
 class Intermediate:
-    """Memory that one stage writes and later ones read: `shape` elements of `dtype` an output of the chunk."""
+    """Memory that one stage writes and later ones read: `shape` elements of `dtype` for each output."""
 
     name: str
     dtype: str
@@ -167,11 +167,10 @@ def scan(ratio: int, block_d: int) -> Stage:
         function="scan_rows",
         source="scan.py",
         sources=("scan.py", "leaf.py", _CONTRACT),
-        arguments=(_NUM_OUTPUTS, _operand("positions", "*i64"),
-                   _operand("boundary_token_indices", "*i64"), _PLACE, _LIVE, _GATHERED, _COMPRESSED),
+        arguments=(_NUM_OUTPUTS, _PLACE, _LIVE, _GATHERED, _COMPRESSED),
         constexprs=(("RATIO", ratio), ("BLOCK_D", block_d)),
         per_output=HEAD_DIM // block_d,
-    )  # fmt: skip
+    )
 
 
 def scan_blocks(ratio: int, layout: str, block_d: int) -> Stage:
@@ -263,7 +262,8 @@ def stages(route: str, ratio: int, layout: str, block_d: int) -> tuple[Stage, ..
 def intermediates(route: str, ratio: int) -> tuple[Intermediate, ...]:
     """What lies between the stages of a route, in the order of the scratch allocation.
 
-    place: [0] the slot, -1 where the output is skipped; [1] the row of cos_sin_cache; the rest is unused.
+    place: [0] the slot, -1 where the output is skipped; [1] the row of cos_sin_cache; [2] how many rows of
+    the first leaf lie before the window; the rest is unused.
     rows: the number of each window row in state_cache seen as [num_blocks * block_size, 1024], 0 where it is
     masked; live: 1.0, or 0.0 where it is masked. gathered: those rows, values then scores.
     compressed: the weighted sums. normed: bf16 bits of the normalised dims. payload, scales: a slot's bytes.
