@@ -96,19 +96,43 @@ def compress_scan(
 
 
 @triton.jit
-def load_state(state):
+def one_state(state):
     return tl.load(state), tl.load(state + HEAD_DIM), tl.load(state + 2 * HEAD_DIM)
+
+
+# Written out, because the front ends of Triton 3.1 and 3.2 do not take a function that calls itself.
+@triton.jit
+def two_states(state):
+    top_a, weight_a, total_a = one_state(state)
+    top_b, weight_b, total_b = one_state(state + STATE)
+    return merge(top_a, weight_a, total_a, top_b, weight_b, total_b)
+
+
+@triton.jit
+def four_states(state):
+    top_a, weight_a, total_a = two_states(state)
+    top_b, weight_b, total_b = two_states(state + 2 * STATE)
+    return merge(top_a, weight_a, total_a, top_b, weight_b, total_b)
+
+
+@triton.jit
+def eight_states(state):
+    top_a, weight_a, total_a = four_states(state)
+    top_b, weight_b, total_b = four_states(state + 4 * STATE)
+    return merge(top_a, weight_a, total_a, top_b, weight_b, total_b)
 
 
 @triton.jit
 def merge_states(state, COUNT: tl.constexpr):
-    """The states of COUNT neighbouring runs in scratch, merged as a balanced tree."""
+    """The states of COUNT (1, 2, 4 or 8) neighbouring runs in scratch, merged as a balanced tree."""
     if COUNT == 1:
-        top, weight, total = load_state(state)
+        top, weight, total = one_state(state)
+    elif COUNT == 2:
+        top, weight, total = two_states(state)
+    elif COUNT == 4:
+        top, weight, total = four_states(state)
     else:
-        top_a, weight_a, total_a = merge_states(state, COUNT // 2)
-        top_b, weight_b, total_b = merge_states(state + COUNT // 2 * STATE, COUNT // 2)
-        top, weight, total = merge(top_a, weight_a, total_a, top_b, weight_b, total_b)
+        top, weight, total = eight_states(state)
     return top, weight, total
 
 
