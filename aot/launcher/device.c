@@ -91,6 +91,7 @@ static void destroy(kvb_device *device) {
   kvb_driver_close(&device->context);
   for (size_t i = 0; device->images != NULL && i < KVB_TABLE.num_blobs; ++i) free(device->images[i]);
   free(device->images);
+  free(device->sizes);
   free(device->modules);
   free(device->functions);
   free((void *)device->launches);
@@ -114,9 +115,8 @@ static int check_elf(const char *sha256, const unsigned char *image, size_t size
 
 static int load_blobs(kvb_device *device, const kvb_source *source) {
   for (size_t i = 0; i < KVB_TABLE.num_blobs; ++i) {
-    size_t size = 0;
-    int code = source->copy(source->self, KVB_TABLE.blobs[i], &device->images[i], &size);
-    if (code == KVB_OK) code = check_elf(KVB_TABLE.blobs[i], device->images[i], size);
+    int code = source->copy(source->self, KVB_TABLE.blobs[i], &device->images[i], &device->sizes[i]);
+    if (code == KVB_OK) code = check_elf(KVB_TABLE.blobs[i], device->images[i], device->sizes[i]);
     if (code != KVB_OK) return code;
   }
   return KVB_OK;
@@ -124,7 +124,7 @@ static int load_blobs(kvb_device *device, const kvb_source *source) {
 
 static int load_kernels(kvb_device *device) {
   for (size_t i = 0; i < KVB_TABLE.num_blobs; ++i) {
-    int code = kvb_driver_load(&device->context, device->images[i], &device->modules[i]);
+    int code = kvb_driver_load(&device->context, device->images[i], device->sizes[i], &device->modules[i]);
     if (code != KVB_OK) return device->modules[i] = NULL, code;
   }
   for (size_t i = 0; i < KVB_TABLE.num_kernels; ++i) {
@@ -140,11 +140,13 @@ static int create(int device_id, const kvb_source *source, kvb_device **out) {
   kvb_device *device = calloc(1, sizeof *device);
   if (device == NULL) return kvb_fail(KVB_MEMORY_ERROR, "no memory for a device");
   device->images = calloc(KVB_TABLE.num_blobs + 1, sizeof *device->images);
+  device->sizes = calloc(KVB_TABLE.num_blobs + 1, sizeof *device->sizes);
   device->modules = calloc(KVB_TABLE.num_blobs + 1, sizeof *device->modules);
   device->launches = calloc(KVB_TABLE.num_variants + 1, sizeof *device->launches);
   kvb_function *functions = calloc(KVB_TABLE.num_kernels + 1, sizeof *functions);
   int code = KVB_OK;
-  if (device->images == NULL || device->modules == NULL || device->launches == NULL || functions == NULL)
+  if (device->images == NULL || device->sizes == NULL || device->modules == NULL || device->launches == NULL ||
+      functions == NULL)
     code = kvb_fail(KVB_MEMORY_ERROR, "no memory for a device's kernels");
   if (code == KVB_OK) code = load_blobs(device, source);
   if (code == KVB_OK) code = kvb_driver_start();

@@ -10,6 +10,7 @@
 typedef struct kvb_device {
   kvb_context context;
   void **images;           /* by blob; the driver may read them until it has unloaded the module */
+  size_t *sizes;           /* of the images, in bytes */
   void **modules;          /* by blob */
   kvb_function *functions; /* by kernel */
   _Atomic int64_t pinned;  /* the variant of every call, counted from 1; 0: each call's own choice */

@@ -18,7 +18,8 @@ typedef struct kvb_context {
 /* What kvb_driver_leave has to put back. */
 typedef struct kvb_scope {
   int changed;
-  int32_t previous;
+  int32_t previous; /* the device that was current */
+  void *context;    /* or the context, where that is what a driver keeps */
 } kvb_scope;
 
 /* One loaded kernel: what is launched. */
@@ -35,7 +36,7 @@ int kvb_driver_enter(const kvb_context *context, kvb_scope *scope);
 int kvb_driver_leave(const kvb_scope *scope);
 
 /* These are called inside enter and leave. */
-int kvb_driver_load(const kvb_context *context, const void *image, void **module);
+int kvb_driver_load(const kvb_context *context, const void *image, size_t size, void **module);
 int kvb_driver_resolve(const kvb_context *context, void *module, const kvb_kernel *kernel, kvb_function *function);
 void kvb_driver_unload(void *module);
 int kvb_driver_alloc(const kvb_context *context, size_t bytes, void *stream, void **memory);

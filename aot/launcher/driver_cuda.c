@@ -206,8 +206,8 @@ int kvb_driver_leave(const kvb_scope *scope) {
   return scope->changed ? check("cuCtxPopCurrent", cu.context_pop(&popped)) : KVB_OK;
 }
 
-int kvb_driver_load(const kvb_context *context, const void *image, void **module) {
-  (void)context;
+int kvb_driver_load(const kvb_context *context, const void *image, size_t size, void **module) {
+  (void)context, (void)size;
   return check("cuLibraryLoadData", cu.library_load(module, image, NULL, NULL, 0, NULL, NULL, 0));
 }
 

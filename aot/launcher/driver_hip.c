@@ -147,8 +147,8 @@ int kvb_driver_leave(const kvb_scope *scope) {
   return scope->changed ? check("hipSetDevice", hip.device_set(scope->previous)) : KVB_OK;
 }
 
-int kvb_driver_load(const kvb_context *context, const void *image, void **module) {
-  (void)context;
+int kvb_driver_load(const kvb_context *context, const void *image, size_t size, void **module) {
+  (void)context, (void)size;
   return check("hipModuleLoadData", hip.module_load(module, image));
 }
 
