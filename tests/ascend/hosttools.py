@@ -1,0 +1,96 @@
+"""The LLVM tools that lower a kernel's linalg IR to this host: where they are, and how they get there.
+
+Run as a script it installs them: Debian's packages, unpacked into a folder of the build cache. Nothing is
+installed into the system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbuild.aot.cache import default_folder
+
+VERSION = "19"
+PACKAGES = ("mlir-19-tools", "libmlir-19", "llvm-19", "libllvm19", "lld-19")
+TOOLS = ("mlir-opt", "mlir-translate", "llc")
+FOLDER = f"ascend-host-tools-{VERSION}"
+WITHOUT = "run `make test-ascend`, which fetches what it needs and runs this"
+
+
+@dataclass(frozen=True)
+class HostTools:
+    """A folder that the packages were unpacked into."""
+
+    root: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.root / f"usr/lib/llvm-{VERSION}/bin"
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment, with the packages' own libraries on the loader's path."""
+        libraries = [str(self.bin.parent / "lib"), *map(str, self.root.glob("usr/lib/*-linux-gnu"))]
+        return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+
+    def run(self, tool: str, *arguments: str, given: bytes = b"") -> bytes:
+        """What one tool makes of `given`. ValueError with the tool's words where it refuses."""
+        done = subprocess.run(
+            [str(self.bin / tool), *arguments], input=given, capture_output=True, env=self.environment()
+        )
+        if done.returncode != 0:
+            raise ValueError(f"{tool}: exit {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
+        return done.stdout
+
+
+def where(environ: Mapping[str, str]) -> Path:
+    """Where the tools belong: KVBUILD_ASCEND_HOST_TOOLS, else a folder of the build cache."""
+    named = environ.get("KVBUILD_ASCEND_HOST_TOOLS")
+    return Path(named) if named else default_folder(environ) / FOLDER
+
+
+def find(environ: Mapping[str, str]) -> HostTools | None:
+    """The installed tools; None where one is missing."""
+    tools = HostTools(where(environ))
+    return tools if all((tools.bin / tool).exists() for tool in TOOLS) else None
+
+
+def install(environ: Mapping[str, str]) -> HostTools:
+    """Downloads and unpacks the packages; the folder appears whole or not at all."""
+    target = where(environ)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for command in ("apt-get", "dpkg"):
+        if shutil.which(command) is None:
+            raise SystemExit(
+                f"{command}: wanted Debian's package tools, for {', '.join(PACKAGES)}; found none. Unpack LLVM "
+                f"and MLIR {VERSION} somewhere with {', '.join(TOOLS)} under usr/lib/llvm-{VERSION}/bin, and "
+                "name that folder in KVBUILD_ASCEND_HOST_TOOLS"
+            )
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".host-tools-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        try:
+            subprocess.run(["apt-get", "-q", "download", *PACKAGES], cwd=folder, check=True)
+        except subprocess.CalledProcessError:
+            subprocess.run(["apt-get", "-q", "update"], check=True)
+            subprocess.run(["apt-get", "-q", "download", *PACKAGES], cwd=folder, check=True)
+        for package in sorted(folder.glob("*.deb")):
+            subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(folder / "root", target)
+    found = find(environ)
+    if found is None:
+        raise SystemExit(f"{target}: wanted {', '.join(TOOLS)} after installing, found one missing")
+    return found
+
+
+if __name__ == "__main__":
+    tools = find(os.environ) or install(os.environ)
+    said = tools.run("mlir-opt", "--version").decode().split("\n")
+    print(f"{tools.root}: {said[0].strip()}", file=sys.stderr)
