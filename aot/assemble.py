@@ -19,7 +19,10 @@ _POINTER = 8
 
 @dataclass(frozen=True)
 class Artifact:
-    """A checked binary. offsets: of the runtime arguments, in order; hidden: trailing hidden pointers."""
+    """A checked binary. offsets: of the runtime arguments, in order; hidden: trailing hidden pointers.
+
+    machine: its e_machine. derived: whether offsets and hidden are derived, where the binary tells neither.
+    """
 
     data: bytes
     entry: str
@@ -28,6 +31,8 @@ class Artifact:
     shared: int
     offsets: tuple[int, ...]
     hidden: int
+    machine: int
+    derived: bool
 
     @property
     def blob(self) -> str:
@@ -55,9 +60,8 @@ def check(compiled: Compiled) -> Artifact:
     """The artifact of a unit. ValueError where the binary is not what the launcher can launch."""
     unit, facts = compiled.unit, compiled.facts
     vendor = targets.load(unit.vendor)
-    machine = elf.read(compiled.data).machine
-    if machine != vendor.elf_machine(unit.arch):
-        raise ValueError(f"wanted ELF machine {vendor.elf_machine(unit.arch)}, found {machine}")
+    data = vendor.device_code(compiled.data, unit.arch)
+    machine = _machine(unit, data)
     for name in ("global_scratch", "profile_scratch"):
         if facts[name]:
             raise ValueError(
@@ -66,15 +70,45 @@ def check(compiled: Compiled) -> Artifact:
     wanted_ctas = dict(unit.options)["num_ctas"]
     if facts["num_ctas"] != wanted_ctas:
         raise ValueError(f"wanted {wanted_ctas} blocks a cluster, found {facts['num_ctas']}")
-    offsets, hidden = _parameters(unit, compiled.data, facts["entry"])
+    most = vendor.shared_memory(unit.arch)
+    if facts["shared"] > most:
+        raise ValueError(
+            f"wanted at most {most} bytes of shared memory a block, found {facts['shared']}; "
+            "choose a tile config with fewer num_stages"
+        )
+    offsets, hidden, derived = _parameters(unit, data, facts["entry"])
     return Artifact(
-        compiled.data, facts["entry"], facts["num_warps"], facts["num_ctas"], facts["shared"], offsets, hidden
+        data,
+        facts["entry"],
+        facts["num_warps"],
+        facts["num_ctas"],
+        facts["shared"],
+        offsets,
+        hidden,
+        machine,
+        derived,
     )
 
 
-def _parameters(unit: Unit, data: bytes, entry: str) -> tuple[tuple[int, ...], int]:
+def _machine(unit: Unit, data: bytes) -> int:
+    found = elf.read(data).machine
+    wanted = targets.load(unit.vendor).elf_machine(unit.arch)
+    if wanted and found != wanted:
+        raise ValueError(f"wanted ELF machine {wanted}, found {found}")
+    if not wanted and found in elf.REGISTERED:
+        raise ValueError(
+            f"wanted an ELF machine that is {unit.vendor}'s own, found {found}, which means "
+            f"{elf.REGISTERED[found]}"
+        )
+    return found
+
+
+def _parameters(unit: Unit, data: bytes, entry: str) -> tuple[tuple[int, ...], int, bool]:
+    """Offsets of the runtime arguments, the hidden pointers behind them, and whether both are derived."""
     found = targets.load(unit.vendor).parameters(data, entry)
     kinds = tuple(kind for _, kind in unit.signature)
+    if found is None:
+        return natural_offsets(kinds), targets.hidden_pointers(dict(unit.toolchain)["triton"]), True
     if len(found) < len(kinds):
         raise ValueError(f"wanted {len(kinds)} parameters or more, found {len(found)}")
     # Whatever lies behind our arguments is Triton's own: pointers that stay NULL without scratch.
@@ -89,7 +123,7 @@ def _parameters(unit: Unit, data: bytes, entry: str) -> tuple[tuple[int, ...], i
                 f"{name}: wanted {size} bytes at offset {expected[index]}, "
                 f"found {parameter.size} at {parameter.offset}"
             )
-    return expected[: len(kinds)], len(found) - len(kinds)
+    return expected[: len(kinds)], len(found) - len(kinds), False
 
 
 @dataclass(frozen=True)
@@ -129,23 +163,33 @@ def assemble(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assem
             )
         )
     used = {name for variant in variants for name in variant.kernels}
-    kernels = tuple(
-        _kernel(kernel, artifacts[kernel.unit.key]) for kernel in planned.kernels if kernel.name in used
-    )
-    return Assembled(_target(planned, kernels, tuple(variants)), tuple(dropped))
+    chosen = [(kernel, artifacts[kernel.unit.key]) for kernel in planned.kernels if kernel.name in used]
+    machines = {artifact.machine for _, artifact in chosen}
+    if len(machines) > 1:
+        found = ", ".join(map(str, sorted(machines)))
+        dropped.append(f"{planned.name}: the whole target, for its binaries are of the ELF machines {found}")
+        return Assembled(None, tuple(dropped))
+    return Assembled(_target(planned, chosen, tuple(variants)), tuple(dropped))
 
 
-def _target(planned: PlannedTarget, kernels: tuple[Kernel, ...], variants: tuple[Variant, ...]) -> Target:
+def _target(
+    planned: PlannedTarget, chosen: list[tuple[PlannedKernel, Artifact]], variants: tuple[Variant, ...]
+) -> Target:
     vendor = targets.load(planned.name.vendor)
     numerics = vendor.numerics()
+    kernels = tuple(_kernel(kernel, artifact) for kernel, artifact in chosen)
+    machines = {artifact.machine for _, artifact in chosen} or {vendor.elf_machine(planned.name.arch)}
+    toolchain = dict(planned.toolchain)
+    if any(artifact.derived for _, artifact in chosen):
+        toolchain["parameters"] = f"derived from Triton {toolchain['triton']}; the binaries do not tell them"
     return Target(
         vendor=planned.name.vendor,
         arch=planned.name.arch,
         route=vendor.ROUTE,
         warp_size=vendor.warp_size(planned.name.arch),
-        elf_machine=vendor.elf_machine(planned.name.arch),
+        elf_machine=machines.pop(),
         min_driver=vendor.min_driver(planned.toolchain),
-        toolchain=dict(planned.toolchain),
+        toolchain=toolchain,
         numerics=Numerics(bool(numerics["fp_fusion"]), str(numerics["denormals"])),
         source_digest=planned.source_digest,
         launchers={},

@@ -9,6 +9,9 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAX_NAME = 4096
 
+# e_machine values that the ELF registry gives to somebody whose code must not be taken for another's.
+REGISTERED = {0: "none", 62: "x86-64", 183: "AArch64", 190: "NVIDIA CUDA", 224: "AMD GPU"}
+
 
 @dataclass(frozen=True)
 class Section:
@@ -26,6 +29,12 @@ class Elf:
 
     machine: int
     sections: tuple[Section, ...]
+
+    def has_symbol(self, name: str) -> bool:
+        """Whether a string table of its symbols holds that name."""
+        wanted = name.encode() + b"\0"
+        tables = (section.data for section in self.sections if section.name in (".strtab", ".dynstr"))
+        return any(b"\0" + wanted in table or table.startswith(wanted) for table in tables)
 
     def section(self, name: str) -> Section:
         """The section of that name; ValueError says which there are."""

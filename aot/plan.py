@@ -48,7 +48,7 @@ class Unit:
     signature: tuple[tuple[str, str], ...]
     constexprs: tuple[tuple[str, int | bool], ...]
     divisible_by_16: tuple[str, ...]
-    options: tuple[tuple[str, int | bool], ...]
+    options: tuple[tuple[str, int | bool | str], ...]
     environment: tuple[tuple[str, str], ...]
     binary: str
     toolchain: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-/* What a launcher needs of a driver. One file a vendor implements it (driver_cuda.c, driver_hip.c); a
+/* What a launcher needs of a driver. Each driver_*.c implements it, driver_module.c for most vendors; a
  * launcher is linked with one of them. Every function returns KVB_OK or a failure with the driver's words. */
 #ifndef KVB_DRIVER_H
 #define KVB_DRIVER_H

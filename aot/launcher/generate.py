@@ -9,36 +9,21 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...kernels.contract import COMPRESS_RATIOS, SPECIALISED_BLOCK_SIZE
 from ...kernels.gpgpu.route import ALIGNED_FIELDS
 from ..errors import BuildError
+from .vendors import VENDORS, Vendor
 
 MAX_PARAMETERS = 64
 MAX_KERNELS = 4
 ALIGNMENT = 16
 MAX_GRID_Y = 65535
-
-
-@dataclass(frozen=True)
-class Vendor:
-    """What differs between vendors in C: where tensors live, and the sources that talk to the driver."""
-
-    device_type: str
-    sources: tuple[str, ...]
-    clusters: bool
+MAX_BLOCK = 1024
 
 
 COMMON_SOURCES = ("error.c", "check.c", "call.c", "manifest.c", "plain.c", "ffi.c")
-_DEVICE_SOURCES = ("device.c", "dispatch.c", "library.c")
-
-VENDORS: Mapping[str, Vendor] = {
-    "nvidia": Vendor("kDLCUDA", (*_DEVICE_SOURCES, "driver_cuda.c"), clusters=True),
-    "amd": Vendor("kDLROCM", (*_DEVICE_SOURCES, "driver_hip.c"), clusters=False),
-    "cpu": Vendor("kDLCPU", ("host.c",), clusters=False),
-}
 
 
 def launch_table_digest(kernels: Sequence[Mapping[str, Any]], variants: Sequence[Mapping[str, Any]]) -> str:
@@ -71,7 +56,7 @@ def generate_table(target: Mapping[str, Any]) -> str:
         _check_kernel(target, vendor, kernel)
     by_name = {kernel["name"]: index for index, kernel in enumerate(kernels)}
     for variant in variants:
-        _check_variant(target, variant, {kernel["name"]: kernel for kernel in kernels})
+        _check_variant(target, vendor, variant, {kernel["name"]: kernel for kernel in kernels})
     ratios = sorted({variant["ratio"] for variant in variants}) if variants else list(COMPRESS_RATIOS)
     if vendor.sources != VENDORS["cpu"].sources and not variants:
         raise BuildError(f"{_name(target)}: wanted one variant or more to launch, found none")
@@ -119,6 +104,8 @@ def generate_table(target: Mapping[str, Any]) -> str:
     lines += ["const kvb_table KVB_TABLE = {"]
     lines += [f"  .{name} = {value}," for name, value in members.items()]
     lines += ["};", ""]
+    if vendor.driver is not None:
+        lines.append(vendor.driver.c_text())
     return "\n".join(lines)
 
 
@@ -183,6 +170,11 @@ def _check_kernel(target: Mapping[str, Any], vendor: Vendor, kernel: Mapping[str
             )
     wanted = (
         ("cluster", kernel["cluster"] == 1 or vendor.clusters, "1 for this vendor"),
+        (
+            "num_warps",
+            kernel["num_warps"] * target["warp_size"] <= MAX_BLOCK,
+            f"at most {MAX_BLOCK} threads a block, {target['warp_size']} a warp",
+        ),
         ("grid.y", 1 <= kernel["grid"]["y"] <= MAX_GRID_Y, f"1 to {MAX_GRID_Y}"),
         (
             "args and hidden",
@@ -217,9 +209,18 @@ def _found(kernel: Mapping[str, Any], field: str) -> str:
 
 
 def _check_variant(
-    target: Mapping[str, Any], variant: Mapping[str, Any], kernels: Mapping[str, Mapping[str, Any]]
+    target: Mapping[str, Any],
+    vendor: Vendor,
+    variant: Mapping[str, Any],
+    kernels: Mapping[str, Mapping[str, Any]],
 ) -> None:
     where = f"{_name(target)}: variant of ratio {variant['ratio']}, layout {variant['layout']}"
+    if variant["scratch_per_output"] and not vendor.scratch:
+        raise BuildError(
+            f"{where}: wanted no scratch, because this vendor's driver is not known to allocate memory in a "
+            f"stream's order; found {variant['scratch_per_output']} bytes an output. Choose tiles with "
+            "block_d 512 and split 1"
+        )
     if not 1 <= len(variant["kernels"]) <= MAX_KERNELS:
         raise BuildError(f"{where}: wanted 1 to {MAX_KERNELS} kernels, found {len(variant['kernels'])}")
     for name in variant["kernels"]:

@@ -6,15 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...kernels.gpgpu.route import KernelForm
-from . import Parameter
+from . import Parameter, Tool
 
 ROUTE = "cpu"
 ARCHS = ("x86_64", "aarch64")
 TOOLS = ("zig",)
+LOOKUP: Mapping[str, Tool] = {}
+SDK = ""
 BINARY = ""
 SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
+SCRATCH = False
 
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+def needs(arch: str) -> tuple[str, ...]:
+    return TOOLS
 
 
 def triton_target(arch: str) -> tuple[str, int | str, int]:
@@ -27,6 +34,10 @@ def warp_size(arch: str) -> int:
 
 def elf_machine(arch: str) -> int:
     return _ELF_MACHINES[arch]
+
+
+def device_code(binary: bytes, arch: str) -> bytes:
+    return binary
 
 
 def forms(arch: str) -> tuple[str, ...]:

@@ -8,13 +8,20 @@ from typing import Any
 
 from ...kernels.gpgpu.route import KernelForm
 from .. import elf
-from . import Parameter
+from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 TOOLS = ("triton", "ptxas")
+# ptxas prints its release as well, which says less.
+LOOKUP: Mapping[str, Tool] = {
+    name: Tool((f"{{triton}}/backends/nvidia/bin/{name}",), pattern=r"\bV(\d+(?:\.\d+)+)")
+    for name in ("ptxas", "ptxas-blackwell")
+}
+SDK = ""
 BINARY = "cubin"
 SECTION_KEYS: Mapping[str, Callable[[Any], object]] = {}
+SCRATCH = True
 
 _EM_CUDA = 190
 _SHARED_KIB = {
@@ -32,6 +39,10 @@ def _capability(arch: str) -> int:
     return int(arch.removeprefix("sm_"))
 
 
+def needs(arch: str) -> tuple[str, ...]:
+    return TOOLS
+
+
 def triton_target(arch: str) -> tuple[str, int | str, int]:
     return ("cuda", _capability(arch), warp_size(arch))
 
@@ -42,6 +53,10 @@ def warp_size(arch: str) -> int:
 
 def elf_machine(arch: str) -> int:
     return _EM_CUDA
+
+
+def device_code(binary: bytes, arch: str) -> bytes:
+    return binary
 
 
 def forms(arch: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def test_a_binary_of_another_vendor_is_refused(compiled_tiny: dict[str, Compiled
 
 
 def artifact(unit: Any) -> Artifact:
-    return Artifact(unit.key.encode(), "add", 4, 1, 64, (0, 8, 16, 20), 2)
+    return Artifact(unit.key.encode(), "add", 4, 1, 64, (0, 8, 16, 20), 2, 190, False)
 
 
 def units(tiny: Any) -> list[tuple[int, str, int | None, Any]]:

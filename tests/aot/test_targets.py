@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvbuild.aot import elf, targets
+from kvbuild.aot import codeobject, elf, targets
 from kvbuild.aot.pool import Compiled
 from kvbuild.aot.targets import Parameter, Vendor, amd, cpu, nvidia
 from kvbuild.kernels.gpgpu import route
@@ -152,7 +152,7 @@ def test_no_damage_is_anything_but_a_value_error(
 )
 def test_messagepack_that_no_compiler_writes_is_a_value_error(packed: bytes) -> None:
     with pytest.raises(ValueError, match="metadata"):
-        amd._unpack(packed, 0)
+        codeobject.unpack(packed, 0)
 
 
 @pytest.mark.parametrize("length", [0, 4, 7, 9, 12])
@@ -199,12 +199,12 @@ def test_an_unknown_kernel_name_is_a_value_error(name: str, compiled_tiny: dict[
     ],
 )
 def test_messagepack_values(packed: bytes, value: object) -> None:
-    assert amd._unpack(packed, 0) == (value, len(packed))
+    assert codeobject.unpack(packed, 0) == (value, len(packed))
     if len(packed) > 1:
         with pytest.raises(ValueError, match="cut off"):
-            amd._unpack(packed[:-1], 0)
+            codeobject.unpack(packed[:-1], 0)
 
 
 def test_an_unknown_messagepack_tag_is_named() -> None:
     with pytest.raises(ValueError, match="0xc1"):
-        amd._unpack(b"\xc1", 0)
+        codeobject.unpack(b"\xc1", 0)
