@@ -97,8 +97,13 @@ def prepare(
         for name in wanted
         if targets.load(name.vendor).ROUTE == "gpgpu" and name.arch not in spec.targets[name.vendor].tiles
     }
-    vendors = sorted({name.vendor for name in wanted})
-    found = {vendor: toolchain.probe(vendor, spec.toolchains, environ, runner) for vendor in vendors}
+    archs: dict[str, list[str]] = {}
+    for name in wanted:
+        archs.setdefault(name.vendor, []).append(name.arch)
+    found = {
+        vendor: toolchain.probe(vendor, spec.toolchains, environ, runner, archs[vendor])
+        for vendor in sorted(archs)
+    }
     missing = [text for each in found.values() for text in each.missing]
     try:
         zig = toolchain.zig_version()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .plan import Unit
-from .toolchain import WORKER, clean_environment
+from .toolchain import BOOTSTRAP, clean_environment, first_line
 
 UNIT_LIMIT_S = 900.0
 
@@ -62,14 +63,24 @@ def checked_answer(answer: object) -> dict[str, Any]:
     return answer
 
 
+def with_binary(answer: dict[str, Any]) -> dict[str, Any]:
+    """A checked answer with its binary's bytes in place of their base64. ValueError where there are none."""
+    if not answer["ok"]:
+        return answer
+    if not isinstance(answer.get("binary"), str) or not answer["binary"]:
+        raise ValueError("wanted a binary in base64")
+    return {**answer, "binary": base64.b64decode(answer["binary"], validate=True)}
+
+
 class _Worker:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
         self._command = shlex.join(command)
+        self._first = first_line()
         with open(folder / "stderr", "wb") as log:
             self._log = Path(log.name)
             # A session of its own: Ctrl-C reaches the builder alone, which then kills the whole group.
             self._process = subprocess.Popen(
-                (*command, str(WORKER)),
+                (*command, *BOOTSTRAP),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -91,7 +102,8 @@ class _Worker:
         late.daemon = True
         late.start()
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(self._first + json.dumps(request) + "\n")
+            self._first = ""
             self._process.stdin.flush()
             answer = self._process.stdout.readline(_MAX_ANSWER)
         except OSError:
@@ -99,7 +111,7 @@ class _Worker:
         finally:
             late.cancel()
         try:
-            return checked_answer(json.loads(answer))
+            return with_binary(checked_answer(json.loads(answer)))
         except (ValueError, RecursionError) as error:
             if answer:
                 self.kill()
@@ -210,7 +222,7 @@ class Pool:
                 try:
                     if worker is None:
                         worker, vendor = self._start(unit.vendor, folder), unit.vendor
-                    finished(self._compile(worker, unit, folder, started))
+                    finished(self._compile(worker, unit, started))
                 except (OSError, _Died) as error:
                     if worker is not None:
                         self._end(worker)
@@ -235,18 +247,16 @@ class Pool:
         with self._lock:
             self._running.discard(worker)
 
-    def _compile(self, worker: _Worker, unit: Unit, folder: Path, started: float) -> Compiled | Failed:
-        output = folder / unit.key
-        answer = worker.ask(request_for(unit, self._sources, str(output)), self._limit_s)
+    def _compile(self, worker: _Worker, unit: Unit, started: float) -> Compiled | Failed:
+        answer = worker.ask(request_for(unit, self._sources), self._limit_s)
         seconds = time.monotonic() - started
         if not answer.pop("ok"):
             return Failed(unit, str(answer["error"]), seconds)
-        data = output.read_bytes()
-        output.unlink()
+        data = answer.pop("binary")
         return Compiled(unit, data, {name: answer[name] for name in answer if name != "id"}, seconds)
 
 
-def request_for(unit: Unit, sources: Mapping[str, str], output: str) -> dict[str, object]:
+def request_for(unit: Unit, sources: Mapping[str, str]) -> dict[str, object]:
     """The worker's request for a unit; sources: the text of each file the unit names."""
     return {
         "id": unit.key,
@@ -261,5 +271,4 @@ def request_for(unit: Unit, sources: Mapping[str, str], output: str) -> dict[str
         "binary": unit.binary,
         "target": unit.triton_target,
         "triton": dict(unit.toolchain)["triton"],
-        "output": output,
     }

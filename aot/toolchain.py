@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -24,25 +24,34 @@ from .errors import ToolchainError
 WORKER = Path(worker.__file__)
 INSTALL = "pip install 'kvbuild[compile]'"
 
+# The interpreter may be in a container, which sees no file of ours: the worker's text comes as its first line
+# of input. No space, quote or line break stands in what a command prefix has to pass on.
+BOOTSTRAP = ("-c", "exec(input())")
+
 # What reaches a compiler from the caller's environment is kept, but for what could change its output unseen.
 _DROPPED_PREFIXES = ("TRITON_", "AMDGCN_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_")
 _DROPPED = ("DISABLE_PTXAS_OPT", "USE_IR_LOC")
 
 PROBE_LIMIT_S = 60.0
 _MAX_SAID = 1 << 20
-_VERSION = re.compile(r"[0-9]{1,6}(\.[A-Za-z0-9_.+-]{0,63})?")
+_VERSION = re.compile(r"[0-9]{1,6}(\.[A-Za-z0-9_.+-]{0,63})?|present")
 
-Run = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
+Run = Callable[[Sequence[str], Mapping[str, str], str], "subprocess.CompletedProcess[str]"]
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What was found for one vendor. missing: a sentence for each tool that is not there, with the remedy."""
+    """What was found for one vendor.
+
+    command: its interpreter; origin: where that was named, "" where this interpreter was taken. versions: of
+    the tools found. missing: a sentence for each tool that is not there, with the remedy.
+    """
 
     vendor: str
     command: tuple[str, ...]
     versions: Mapping[str, str]
     missing: tuple[str, ...]
+    origin: str = ""
 
     def require(self) -> Toolchain:
         """Itself; ToolchainError where something is missing."""
@@ -51,27 +60,33 @@ class Toolchain:
         return self
 
 
+def first_line() -> str:
+    """What an interpreter started with BOOTSTRAP is sent first: the worker, as a statement on one line."""
+    return f"exec({WORKER.read_text(encoding='utf-8')!a})\n"
+
+
 def run(
-    command: Sequence[str], environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S
+    command: Sequence[str], environ: Mapping[str, str], text: str = "", limit_s: float = PROBE_LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, keeps the first MiB of what it prints, and ends all that it started.
+    """Runs a command on `text` to its end, keeps the first MiB of what it prints, ends all that it started.
 
     OSError and TimeoutExpired as subprocess raises them, ValueError for words that no command can have.
     """
     process = subprocess.Popen(
         command,
         env=dict(environ),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdout and process.stderr
+    assert process.stdin and process.stdout and process.stderr
     said = [b"", b""]
     readers = [
         threading.Thread(target=_read_start, args=(process, stream, said, index), daemon=True)
         for index, stream in enumerate((process.stdout, process.stderr))
     ]
+    readers.append(threading.Thread(target=_write, args=(process.stdin, text.encode()), daemon=True))
     for reader in readers:
         reader.start()
     try:
@@ -94,6 +109,12 @@ def _read_start(process: subprocess.Popen[bytes], stream: IO[bytes], said: list[
             process.kill()
 
 
+def _write(stream: IO[bytes], data: bytes) -> None:
+    """Writes all that the process will take: it may end, or be ended, without having read it."""
+    with contextlib.suppress(OSError), stream:
+        stream.write(data)
+
+
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without the variables that steer compilers and interpreters behind the plan's back."""
     return {
@@ -110,10 +131,10 @@ def command_for(
 
     KVBUILD_TOOLCHAIN_<VENDOR> comes before build.yaml's toolchains, which comes before this interpreter.
     """
-    variable = f"KVBUILD_TOOLCHAIN_{vendor.upper()}"
-    if environ.get(variable):
-        words: tuple[str, ...] = (environ[variable],)
-        origin = variable
+    name = variable(vendor)
+    if environ.get(name):
+        words: tuple[str, ...] = (environ[name],)
+        origin = name
     elif vendor in toolchains:
         words, origin = toolchains[vendor], f"toolchains.{vendor}.python"
     else:
@@ -134,14 +155,29 @@ def zig_version() -> str:
         raise ToolchainError(f"zig, which compiles the launchers, is not installed; {INSTALL}") from None
 
 
+def variable(vendor: str) -> str:
+    """The environment variable that names a vendor's interpreter."""
+    return f"KVBUILD_TOOLCHAIN_{vendor.upper()}"
+
+
+def tools_of(vendor: str) -> dict[str, dict[str, object]]:
+    """What `worker.probe` is to look for beside Triton."""
+    return {name: asdict(tool) for name, tool in targets.load(vendor).LOOKUP.items()}
+
+
 def probe(
     vendor: str,
     toolchains: Mapping[str, tuple[str, ...]],
     environ: Mapping[str, str],
     runner: Run = run,
+    archs: Sequence[str] | None = None,
 ) -> Toolchain:
-    """Looks at a vendor's toolchain without compiling; what is wrong with it becomes `missing`."""
-    if targets.load(vendor).ROUTE == "cpu":
+    """Looks at a vendor's toolchain without compiling; what `archs` (None: all of its archs) lack of it
+    becomes `missing`."""
+    module = targets.load(vendor)
+    each = module.ARCHS if archs is None else archs
+    wanted = tuple(dict.fromkeys(tool for arch in each for tool in module.needs(arch)))
+    if module.ROUTE == "cpu":
         try:
             return Toolchain(vendor, (sys.executable,), {"zig": zig_version()}, ())
         except ToolchainError as error:
@@ -151,23 +187,38 @@ def probe(
     except ToolchainError as error:
         return Toolchain(vendor, (), {}, (str(error),))
     if not origin:
-        return _judge(vendor, command, worker.probe(), f"in {command[0]}", INSTALL)
-    remedy = f"install Triton there, or name another interpreter in {origin}"
+        found = worker.probe(tools_of(vendor))
+        missing = _missing(vendor, wanted, found, f"in {command[0]}", _remedy(vendor))
+        return Toolchain(vendor, command, found, missing)
+    remedy = f"install {module.SDK or 'Triton'} there, or name another interpreter in {origin}"
     where = f"by {shlex.join(command)} ({origin})"
     if not command or not shutil.which(command[0], path=environ.get("PATH")):
         word = command[0] if command else "nothing"
         text = f"{vendor}: wanted a Python interpreter in {origin}, found {word}, which is not there"
-        return Toolchain(vendor, command, {}, (f"{text}; name one that runs",))
+        return Toolchain(vendor, command, {}, (f"{text}; name one that runs",), origin)
     try:
-        done = runner((*command, str(WORKER), "--probe"), clean_environment(environ))
+        text = first_line() + json.dumps(tools_of(vendor)) + "\n"
+        done = runner((*command, *BOOTSTRAP, "--probe"), clean_environment(environ), text)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return Toolchain(vendor, command, {}, (f"{vendor}: cannot be probed {where}: {error}; {remedy}",))
-    found = _versions(done.stdout)
-    if found is None:
+        text = f"{vendor}: cannot be probed {where}: {error}; {remedy}"
+        return Toolchain(vendor, command, {}, (text,), origin)
+    versions = _versions(done.stdout)
+    if versions is None:
         said = (done.stderr or done.stdout).strip()[-400:] or f"nothing, exit {done.returncode}"
         text = f"{vendor}: wanted tool versions {where}, found: {said}; {remedy}"
-        return Toolchain(vendor, command, {}, (text,))
-    return _judge(vendor, command, found, where, remedy)
+        return Toolchain(vendor, command, {}, (text,), origin)
+    return Toolchain(vendor, command, versions, _missing(vendor, wanted, versions, where, remedy), origin)
+
+
+def _remedy(vendor: str) -> str:
+    """What to do where this interpreter lacks a tool and no other one was named."""
+    sdk = targets.load(vendor).SDK
+    if not sdk:
+        return INSTALL
+    return (
+        f"install {sdk}, and name the Python that has it in {variable(vendor)}, or as "
+        f"toolchains.{vendor}.python in build.yaml (a path, or a command prefix such as a container run)"
+    )
 
 
 def _versions(text: str) -> dict[str, str] | None:
@@ -182,11 +233,14 @@ def _versions(text: str) -> dict[str, str] | None:
     return found if right else None
 
 
-def _judge(
-    vendor: str, command: tuple[str, ...], found: Mapping[str, str], where: str, remedy: str
-) -> Toolchain:
-    wanted = targets.load(vendor).TOOLS
-    missing = tuple(
-        f"{vendor}: {tool} is not installed {where}; {remedy}" for tool in wanted if tool not in found
-    )
-    return Toolchain(vendor, command, dict(found), missing)
+def _missing(
+    vendor: str, wanted: Sequence[str], found: Mapping[str, str], where: str, remedy: str
+) -> tuple[str, ...]:
+    """A sentence for each tool that is wanted and not found: where it was looked for, and what to do."""
+    sentences = []
+    for tool in wanted:
+        if tool not in found:
+            lookup = targets.load(vendor).LOOKUP.get(tool)
+            looked = f" (looked for {', '.join(lookup.paths)})" if lookup else ""
+            sentences.append(f"{vendor}: {tool} is not installed {where}{looked}; {remedy}")
+    return tuple(sentences)

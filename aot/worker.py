@@ -1,17 +1,19 @@
-"""Compiles units inside a target's own interpreter: JSON lines in, JSON lines and artifact files out.
+"""Compiles units inside a target's own interpreter: JSON lines in, JSON lines out.
 
-Self-contained: runs under Python 3.8 or newer with any Triton 3.x, as a script, with nothing of kvbuild
-importable. Its text is part of every unit's key.
+Self-contained: runs under Python 3.8 or newer with any Triton 3.x, with nothing of kvbuild importable and no
+file of the builder's in sight, for that interpreter may be in a container. The builder starts it as
+`PYTHON -c "exec(input())"` and sends as the first line of input a statement that executes this text; all that
+follows goes through the same pipe, binaries included. This text is part of every unit's key.
 
 A request, one a line: {"id", "sources": {path: text}, "module": path, "function",
 "signature": [[name, type]], "constexprs": {name: value}, "divisible_by_16": [name],
 "target": [backend, arch, warp size], "options": {}, "environment": {name: text}, "binary": stage,
-"triton": version, "output": file}. `{triton}` in an environment text stands for Triton's folder.
-An answer: {"id", "ok": true, "entry", "shared", "num_warps", "num_ctas", "global_scratch",
+"triton": version}. `{triton}` in an environment text stands for Triton's folder.
+An answer: {"id", "ok": true, "binary": base64, "entry", "shared", "num_warps", "num_ctas", "global_scratch",
 "profile_scratch", "seconds"}, or {"id", "ok": false, "kind", "error"} with the compiler's words.
-An artifact appears under its name whole or not at all.
 
-`worker.py --probe` prints {"python", "triton", tool: version ...} and imports no Triton.
+With the argument --probe it reads one line, {tool: {"paths", "arguments", "pattern"}} as targets.Tool says,
+prints {"python", "triton", tool: version ...} without those that are not there, and imports no Triton.
 """
 
 # ruff: noqa: UP006, UP035, UP045 - Python 3.8 runs this, and one statement must precede the imports
@@ -19,19 +21,21 @@ An artifact appears under its name whole or not at all.
 import os
 import sys
 
-if __name__ == "__main__" and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
-    # A script's own folder comes first on the path; its neighbours must shadow no module of Triton's.
+if __name__ == "__main__" and sys.path[:1] == [""]:
+    # The current folder, which is the builder's: what lies there must shadow no module of Triton's.
     del sys.path[0]
 
+import base64
 import hashlib
 import importlib
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from typing import IO, Any, Dict, List, Optional
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 PACKAGE = "kvbuild_unit"
 Request = Dict[str, Any]
@@ -40,26 +44,73 @@ Request = Dict[str, Any]
 FIXED_ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 
-def probe() -> Dict[str, str]:
-    """Versions of what compiles here, by tool name. Absent tools are absent."""
-    from importlib import metadata
+TOOL_LIMIT_S = 20
 
+
+def probe(tools: Dict[str, Any]) -> Dict[str, str]:
+    """Versions of what compiles here, by tool name. Absent tools are absent."""
     found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    try:
-        triton = metadata.distribution("triton")
-    except metadata.PackageNotFoundError:
-        return found
-    found["triton"] = triton.version
-    for tool in ("ptxas", "ptxas-blackwell"):
-        path = str(triton.locate_file("triton/backends/nvidia/bin/" + tool))
-        try:
-            done = subprocess.run([path, "--version"], stdout=subprocess.PIPE, check=False)
-        except OSError:
-            continue
-        match = re.search(rb"\bV(\d+(?:\.\d+)+)", done.stdout)
-        if match:
-            found[tool] = match.group(1).decode()
+    triton = installed_triton()
+    if triton is not None:
+        found["triton"] = triton[1]
+    for name, tool in tools.items():
+        for path in tool["paths"]:
+            version = tool_version(located(path, triton[0] if triton else None), tool)
+            if version:
+                found[name] = version
+                break
     return found
+
+
+def installed_triton() -> Optional[Tuple[str, str]]:
+    """Triton's folder and the version that the module itself will give, without importing it."""
+    try:
+        found = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    if found is None or not found.origin:
+        return None
+    try:
+        with open(found.origin, encoding="utf-8", errors="replace") as file:
+            match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return (os.path.dirname(found.origin), match.group(1)) if match else None
+
+
+def located(path: str, triton: Optional[str]) -> Optional[str]:
+    """The file or folder that a tool's path means here; None where there is none."""
+    if "{triton}" in path:
+        if triton is None:
+            return None
+        path = path.replace("{triton}", triton)
+    path = os.path.expandvars(path)
+    if "$" in path:
+        return None
+    if os.sep not in path:
+        return shutil.which(path)
+    return path if os.path.exists(path) else None
+
+
+def tool_version(path: Optional[str], tool: Dict[str, Any]) -> Optional[str]:
+    """The version that a tool prints, or `present` where it is not asked; None where it is not there."""
+    if path is None:
+        return None
+    if not tool["arguments"]:
+        return "present"
+    try:
+        done = subprocess.run(
+            [path, *tool["arguments"]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TOOL_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(tool["pattern"], done.stdout.decode("utf-8", "replace"))
+    return match.group(1) if match else None
 
 
 class Sources:
@@ -120,7 +171,7 @@ def ast_source(triton: Any, function: Any, request: Request) -> Any:
 
 
 def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
-    """Compiles one request, publishes the artifact and returns the metadata of the answer."""
+    """Compiles one request: the binary and the metadata of the answer."""
     import triton
     import triton.compiler
     from triton.backends.compiler import GPUTarget
@@ -154,8 +205,8 @@ def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
             else:
                 os.environ[name] = text
     metadata = compiled.metadata
-    publish(compiled.asm[request["binary"]], request["output"])
     return {
+        "binary": base64.b64encode(content(compiled.asm, request["binary"])).decode(),
         "entry": metadata.name,
         "shared": metadata.shared,
         "num_warps": metadata.num_warps,
@@ -167,13 +218,18 @@ def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
     }
 
 
-def publish(data: bytes, path: str) -> None:
-    """Writes bytes under a temporary name, to the disk, and only then under `path`."""
-    with open(path + ".part", "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)
+def content(asm: Any, stage: str) -> bytes:
+    """The bytes of a stage. Triton gives bytes; a fork may give a path, or its text and its path together."""
+    found = asm.get(stage)
+    parts = list(found) if isinstance(found, (list, tuple)) else [found]
+    for part in reversed(parts):
+        if isinstance(part, (bytes, bytearray)):
+            return bytes(part)
+        if isinstance(part, str) and "\n" not in part and os.path.isfile(part):
+            with open(part, "rb") as file:
+                return file.read()
+    kinds = ", ".join(type(part).__name__ for part in parts) if found is not None else "no such stage"
+    raise TypeError(f"wanted the bytes of stage {stage}, found {kinds}; Triton gave {', '.join(asm)}")
 
 
 def words(error: Optional[BaseException]) -> str:
@@ -226,13 +282,13 @@ def serve(requests: IO[str], answers: IO[str], folder: str) -> None:
 
 def main() -> None:
     if sys.argv[1:] == ["--probe"]:
-        print(json.dumps(probe()))
+        print(json.dumps(probe(json.loads(input()))))
         return
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     folder = tempfile.mkdtemp(prefix="kvbuild-")
     try:
-        serve(requests, answers, folder)
+        # The stream that the first line came from: it may have read on already.
+        serve(sys.stdin, answers, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

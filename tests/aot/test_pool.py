@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvbuild.aot import toolchain
 from kvbuild.aot.pool import Compiled, Failed, Pool
 
 
@@ -132,3 +134,55 @@ def test_an_interpreter_that_answers_without_end_fails_its_unit(tiny: Any) -> No
     )
     assert isinstance(outcome, Failed)
     assert "wrote what is no answer: 'xxx" in outcome.error
+
+
+# A stand-in for a container: an interpreter that sees nothing of the builder's files or environment.
+CONTAINER = """
+import os, sys
+
+hidden = tuple(sys.argv[1].split(os.pathsep))
+
+def guard(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(hidden):
+        raise PermissionError(f"{arguments[0]} is not in this container")
+
+sys.addaudithook(guard)
+sys.argv = sys.argv[2:]
+assert sys.argv.pop(1) == "exec(input())"
+sys.path[0] = ""
+exec("exec(input())", {"__name__": "__main__"})
+"""
+
+
+def test_a_command_prefix_needs_no_file_of_the_builders(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "enter.py").write_text(CONTAINER)
+    hidden = os.pathsep.join((str(Path(toolchain.__file__).parent), str(tmp_path / "scratch")))
+    prefix = ("env", "-i", sys.executable, str(tmp_path / "enter.py"), hidden)
+    found = toolchain.probe("nvidia", {"nvidia": prefix}, os.environ).require()
+    assert found.versions == tiny.toolchain.versions
+    (outcome,) = Pool({"nvidia": found.command}, tiny.sources, 1, os.environ).run([tiny.unit()])
+    (here,) = tiny.compile(tiny.unit())
+    assert isinstance(outcome, Compiled), outcome.error
+    assert outcome.data == here.data
+
+
+@pytest.mark.parametrize("binary", ["", None, "no base64!", "AAA"])
+def test_an_answer_without_a_binary_fails_its_unit(tiny: Any, binary: str | None) -> None:
+    facts = {
+        "entry": "x",
+        "shared": 0,
+        "num_warps": 4,
+        "num_ctas": 1,
+        "global_scratch": 0,
+        "profile_scratch": 0,
+    }
+    text = json.dumps({"ok": True, **facts, "binary": binary})
+    code = f"input(); input(); print({text!r})"
+    (outcome,) = Pool({"nvidia": (sys.executable, "-c", code)}, tiny.sources, 1, os.environ).run(
+        [tiny.unit()]
+    )
+    assert isinstance(outcome, Failed) and "wrote what is no answer" in outcome.error

@@ -18,13 +18,15 @@ HERE = {"PATH": os.environ["PATH"]}
 
 
 def says(out: str, code: int = 0, err: str = "") -> Run:
-    def runner(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    def runner(
+        command: Sequence[str], environ: Mapping[str, str], text: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(list(command), code, out, err)
 
     return runner
 
 
-def never(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def never(command: Sequence[str], environ: Mapping[str, str], text: str) -> subprocess.CompletedProcess[str]:
     raise AssertionError(f"{command} was run")
 
 
@@ -103,7 +105,9 @@ def test_what_is_missing_is_said_with_the_remedy(named: str, runner: Run, text: 
 
 
 def test_a_probe_that_hangs_or_cannot_start_is_said() -> None:
-    def hangs(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    def hangs(
+        command: Sequence[str], environ: Mapping[str, str], text: str
+    ) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(list(command), 60)
 
     found = toolchain.probe("amd", {"amd": ("sh",)}, HERE, hangs)
@@ -115,7 +119,7 @@ def test_a_missing_extra_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", gone)
-    monkeypatch.setattr(metadata, "distribution", gone)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for vendor, tool in (("cpu", "zig"), ("nvidia", "triton"), ("amd", "triton")):
         (first, *_) = toolchain.probe(vendor, {}, HERE).missing
         assert tool in first
@@ -156,7 +160,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     pids = tmp_path / "pids"
     script = f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait"
     with pytest.raises(subprocess.TimeoutExpired):
-        toolchain.run(("sh", "-c", script), os.environ, 1.0)
+        toolchain.run(("sh", "-c", script), os.environ, limit_s=1.0)
     for pid in pids.read_text().split():
         # A child that nobody has waited for yet is still listed, as a zombie.
         stat = Path(f"/proc/{pid}/stat")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +27,25 @@ class Answers:
 
     def __init__(self, folder: Path, requests: list[dict[str, Any]], environ: Mapping[str, str]) -> None:
         text = "".join(json.dumps(request) + "\n" for request in requests)
-        script = folder / "worker.py"
-        script.write_bytes(toolchain.WORKER.read_bytes())
         (folder / "scratch").mkdir()
         self.process = subprocess.run(
-            [sys.executable, str(script)],
-            input=text,
+            [sys.executable, *toolchain.BOOTSTRAP],
+            input=toolchain.first_line() + text,
             capture_output=True,
             text=True,
             cwd=folder,
             env={**os.environ, "TMPDIR": str(folder / "scratch"), **environ},
         )
         self.answers = [json.loads(line) for line in self.process.stdout.splitlines()]
+        # By the place of their request; a failed one has none.
+        self.binaries = {
+            i: base64.b64decode(answer["binary"]) for i, answer in enumerate(self.answers) if answer["ok"]
+        }
         self.left = list((folder / "scratch").iterdir())
 
 
 def ask(tiny: Any, folder: Path, *units: Unit, environ: Mapping[str, str] | None = None) -> Answers:
-    requests = [request_for(unit, tiny.sources, str(folder / f"{i}.bin")) for i, unit in enumerate(units)]
-    return Answers(folder, requests, environ or {})
+    return Answers(folder, [request_for(unit, tiny.sources) for unit in units], environ or {})
 
 
 def test_it_stands_alone_and_runs_under_python_3_8() -> None:
@@ -57,9 +60,15 @@ def test_it_stands_alone_and_runs_under_python_3_8() -> None:
 
 
 def test_the_probe_prints_versions() -> None:
-    done = subprocess.run([sys.executable, str(toolchain.WORKER), "--probe"], capture_output=True, text=True)
-    assert json.loads(done.stdout) == worker.probe()
-    assert {"python", "triton", "ptxas"} <= set(worker.probe())
+    tools = toolchain.tools_of("nvidia")
+    done = toolchain.run(
+        [sys.executable, *toolchain.BOOTSTRAP, "--probe"],
+        os.environ,
+        toolchain.first_line() + json.dumps(tools) + "\n",
+    )
+    assert json.loads(done.stdout) == worker.probe(tools)
+    assert {"python", "triton", "ptxas", "ptxas-blackwell"} == set(worker.probe(tools))
+    assert worker.probe({})["triton"] == metadata.version("triton")
 
 
 def test_requests_are_answered_in_order_and_failures_do_not_end_it(tiny: Any, tmp_path: Path) -> None:
@@ -90,9 +99,7 @@ def test_requests_are_answered_in_order_and_failures_do_not_end_it(tiny: Any, tm
     assert absent["kind"] == "AttributeError" and "absent" in absent["error"]
     assert "add takes (x, n, count, scale, BLOCK), the plan gives (x, BLOCK)" in shape["error"]
     assert "wanted triton 1.0 as planned, found" in version["error"]
-    assert sorted(path.name for path in tmp_path.glob("*.bin*")) == ["0.bin", "6.bin"]
-    assert elf.read((tmp_path / "0.bin").read_bytes()).machine == 190
-    assert elf.read((tmp_path / "6.bin").read_bytes()).machine == 224
+    assert {i: elf.read(data).machine for i, data in done.binaries.items()} == {0: 190, 6: 224}
     assert done.left == []
 
 
@@ -110,8 +117,8 @@ def test_the_bytes_depend_neither_on_the_folder_nor_on_what_was_compiled_before(
     )
     assert all(answer["ok"] for answer in (*first.answers, *second.answers))
     for i in range(len(names)):
-        one = (folders[0] / f"{i}.bin").read_bytes()
-        assert one == (folders[1] / f"{len(names) - 1 - i}.bin").read_bytes(), names[i]
+        one = first.binaries[i]
+        assert one == second.binaries[len(names) - 1 - i], names[i]
         assert str(tmp_path).encode() not in one
         assert b"kvbuild-" not in one
 
@@ -123,16 +130,16 @@ def test_what_the_unit_says_reaches_the_compiler(tiny: Any, tmp_path: Path) -> N
     aligned = replace(wide, divisible_by_16=("x", "n"))
     done = ask(tiny, tmp_path, plain, fused, wide, aligned)
     assert all(answer["ok"] for answer in done.answers)
-    assert len({(tmp_path / f"{i}.bin").read_bytes() for i in range(4)}) == 4
+    assert len({done.binaries[i] for i in range(4)}) == 4
 
 
 def test_sm_90_is_assembled_by_the_first_ptxas(tiny: Any, tmp_path: Path) -> None:
-    versions = worker.probe()
+    versions = worker.probe(toolchain.tools_of("nvidia"))
     unit = tiny.unit("nvidia:sm_90")
     done = ask(tiny, tmp_path, unit, replace(unit, environment=()))
     assert all(answer["ok"] for answer in done.answers)
     # The second ptxas is of CUDA 13, whose cubins have another ABI version (e_ident[8]) and a release note.
-    with_first, with_second = ((tmp_path / f"{i}.bin").read_bytes() for i in range(2))
+    with_first, with_second = (done.binaries[i] for i in range(2))
     assert (with_first[8], with_second[8]) == (7, 8)
     release = b"release " + ".".join(versions["ptxas-blackwell"].split(".")[:2]).encode()
     assert release not in with_first
@@ -140,26 +147,79 @@ def test_sm_90_is_assembled_by_the_first_ptxas(tiny: Any, tmp_path: Path) -> Non
     assert nvidia.min_driver(nvidia.toolchain("sm_90", versions)) == 12000
 
 
-def test_an_artifact_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (b"bytes", b"bytes"),
+        (bytearray(b"bytes"), b"bytes"),
+        ("{path}", b"in a file"),
+        (("asm text\nof a fork", "{path}"), b"in a file"),
+        (("{path}", b"bytes"), b"bytes"),
+    ],
+)
+def test_a_binary_is_found_in_whatever_form_a_triton_gives_it(
+    given: Any, wanted: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "kernel.mubin"
+    path.write_bytes(b"in a file")
 
-    target = tmp_path / "x.bin"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            worker.publish(b"data", str(target))
-    assert not target.exists()
-    worker.publish(b"data", str(target))
-    assert target.read_bytes() == b"data"
+    def filled(part: Any) -> Any:
+        return part.replace("{path}", str(path)) if isinstance(part, str) else part
+
+    value = tuple(map(filled, given)) if isinstance(given, tuple) else filled(given)
+    assert worker.content({"ptx": "text", "mubin": value}, "mubin") == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"), [("no\nfile", "str"), (None, "no such stage"), ((1, "x"), "int, str")]
+)
+def test_a_binary_that_is_none_is_said(given: Any, kinds: str) -> None:
+    with pytest.raises(TypeError, match=f"wanted the bytes of stage mubin, found {kinds}; Triton gave ptx"):
+        worker.content({"ptx": "text", **({} if given is None else {"mubin": given})}, "mubin")
+
+
+def test_tools_are_looked_for_where_their_vendor_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = tmp_path / "sdk with a space"
+    (sdk / "bin").mkdir(parents=True)
+    for name, script in (
+        ("good", "echo 'compiler 4 release' >&2; echo version 3.7.1.5"),
+        ("odd", "echo none"),
+        ("named", "echo V1.2 3.4"),
+    ):
+        (sdk / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (sdk / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("THE_SDK", str(sdk))
+    monkeypatch.delenv("NO_SDK", raising=False)
+    monkeypatch.setenv("PATH", f"{sdk / 'bin'}:{os.environ['PATH']}")
+
+    def found(*paths: str, arguments: tuple[str, ...] = ("--version",), **more: str) -> str | None:
+        tool = {"paths": paths, "arguments": arguments, "pattern": r"(\d+(?:\.\d+)+)", **more}
+        return worker.probe({"it": tool}).get("it")
+
+    assert found("$THE_SDK/bin/good") == "3.7.1.5"
+    assert found("$NO_SDK/bin/good") is None
+    assert found("$NO_SDK/bin/good", "/absent/good", "$THE_SDK/bin/good") == "3.7.1.5"
+    assert found("good") == "3.7.1.5"
+    assert found("$THE_SDK/bin/odd") is None
+    assert found("$THE_SDK/bin/named", pattern=r"V(\S+)") == "1.2"
+    assert found("{triton}/backends/nvidia", arguments=()) == "present"
+    assert found("{triton}/backends/nobody", arguments=()) is None
+    assert found("$THE_SDK/bin") is None  # a folder does not run
+
+
+def test_the_current_folder_shadows_nothing(tiny: Any, tmp_path: Path) -> None:
+    for name in ("json", "base64", "triton", "tempfile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    assert ask(tiny, tmp_path, tiny.unit()).answers[0]["ok"]
 
 
 def test_another_text_under_the_same_path_is_compiled_anew(tiny: Any, tmp_path: Path) -> None:
     unit = tiny.unit()
     other = {**tiny.sources, "tiny/step.py": tiny.sources["tiny/step.py"].replace("3.0", "4.0")}
     texts = [tiny.sources, other, tiny.sources]
-    requests = [request_for(unit, text, str(tmp_path / f"{i}.bin")) for i, text in enumerate(texts)]
-    done = Answers(tmp_path, requests, {})
+    done = Answers(tmp_path, [request_for(unit, text) for text in texts], {})
     assert [answer["ok"] for answer in done.answers] == [True] * 3
-    first, changed, again = ((tmp_path / f"{i}.bin").read_bytes() for i in range(3))
+    first, changed, again = (done.binaries[i] for i in range(3))
     assert first == again != changed

@@ -1,6 +1,6 @@
-"""The builder's worker, which also keeps the PTX: beside each artifact, under its name and `.ptx`.
+"""The builder's worker, which also answers with the PTX, as `ptx`.
 
-Reads and answers what aot/worker.py does. A script, so that Triton is imported in no other process.
+Reads and answers what else aot/worker.py does. A script, so that Triton is imported in no other process.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from kvbuild.aot import worker
@@ -31,8 +30,7 @@ def keeping_ptx(request: worker.Request, sources: worker.Sources) -> dict[str, A
         answer = compile_unit(request, sources)
     finally:
         triton.compile = real
-    Path(request["output"] + ".ptx").write_text(kept[0].asm["ptx"])
-    return answer
+    return {**answer, "ptx": kept[0].asm["ptx"]}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -103,8 +104,7 @@ def binaries(session_folder: Path) -> dict[str, Binary]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answers.exists():
             requests = [
-                json.dumps(request_for(each.unit, plan.sources, str(folder / name))) + "\n"
-                for name, each in kernels.items()
+                json.dumps(request_for(each.unit, plan.sources)) + "\n" for each in kernels.values()
             ]
             done = subprocess.run(
                 [sys.executable, str(SCRIPT)], input="".join(requests), capture_output=True, text=True,
@@ -117,8 +117,7 @@ def binaries(session_folder: Path) -> dict[str, Binary]:
     for (name, kernel), line in zip(kernels.items(), lines, strict=True):
         facts = json.loads(line)
         assert facts["ok"], facts["error"]
-        ptx = (folder / f"{name}.ptx").read_text()
-        found[name] = Binary(kernel, ptx, (folder / name).read_bytes(), facts)
+        found[name] = Binary(kernel, facts["ptx"], base64.b64decode(facts["binary"]), facts)
     return found
 
 
