@@ -7,22 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .direct import ExchangeAPI, exchange_api
+
 FIXED = ("state_cache", "block_table", "rms_norm_weight", "cos_sin_cache", "kv_cache")
 VARYING = ("token_to_req", "positions", "boundary_token_indices", "kv_slot_mapping")
-
-_CAPSULE = b"dlpack_exchange_api"
-_DLPACK_MAJOR = 1
-
-
-class _ExchangeAPI(ctypes.Structure):
-    """DLPackExchangeAPI of DLPack 1, as far as it is used."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("older", ctypes.c_void_p),
-        ("allocate", ctypes.c_void_p), ("managed_from_object", ctypes.c_void_p),
-        ("managed_to_object", ctypes.c_void_p), ("tensor_from_object", ctypes.c_void_p),
-    )  # fmt: skip
-
 
 class _Watch(ctypes.Structure):
     """The launcher's kvb_watch."""
@@ -75,14 +63,9 @@ def _look(tensors: tuple[Any, ...]) -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         return None
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
-        return None
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    api = _ExchangeAPI.from_address(pointer(capsule, _CAPSULE))
-    look: int | None = api.tensor_from_object
-    return look if api.major == _DLPACK_MAJOR else None
+    api = exchange_api()
+    look: int | None = ExchangeAPI.from_address(api).tensor_from_object if api is not None else None
+    return look
 
 
 def _address(function: Any) -> int | None:

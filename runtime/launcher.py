@@ -38,6 +38,7 @@ class Launcher:
     """The functions of one loaded launcher. Safe to use from several threads.
 
     compress: the raw TVM-FFI function; raises what the launcher raises.
+    library:  the shared object itself.
     several:  whether more than one device was opened through this launcher.
     """
 
@@ -46,16 +47,15 @@ class Launcher:
         self._open = _function(library, "open", sha256)
         self._close = _function(library, "close", sha256)
         self._counters = _function(library, "counters", sha256)
-        self._library = library
+        self.library = library
         self._devices: set[int] = set()
-        self._library = library
         self._sha256 = sha256
         self.several = False
 
     def bind(self, *arguments: Any) -> Any:
         """Binds the fixed operands and returns the raw TVM-FFI function of a step; raises what the launcher
         raises, BundleError where it is too old to bind."""
-        return _function(self._library, "bind", self._sha256)(*arguments)
+        return _function(self.library, "bind", self._sha256)(*arguments)
 
     def open(self, device_id: int, manifest: bytes, blobs: Mapping[str, bytes]) -> None:
         """Prepares a device. BundleError where the launcher and the bundle disagree, DeviceError where the
@@ -82,7 +82,7 @@ class Launcher:
         BundleError where the launcher is too old to do so, ValueError where it has no such variant.
         """
         try:
-            _function(self._library, "pin", self._sha256)(device_id, variant)
+            _function(self.library, "pin", self._sha256)(device_id, variant)
         except RuntimeError as error:
             raise device_error(error) or error from None
 

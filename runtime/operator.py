@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from . import direct
 from .arguments import explain, new_zeros
 from .bound import FIXED, VARYING, bind
 from .bundle import Bundle, open_bundle
@@ -83,10 +85,18 @@ class Operator:
         self._launcher = launcher
         self._compress = launcher.compress
         self._index = facts.index
-        self._closed = False
+        self._closed = ctypes.c_int32(0)
         self._closing = threading.Lock()
         self._target = target
         self._facts = facts
+        if type(self).compress is Operator.compress:
+            # What serves the calls that are not for the direct function. Not this object: each would hold the
+            # other for good.
+            plain = object.__new__(type(self))
+            plain.__dict__.update(self.__dict__)
+            self.compress = direct.whole(  # type: ignore[method-assign]
+                launcher.library, plain.compress, self._closed, facts.index
+            )
 
     def compress(
         self,
@@ -122,6 +132,8 @@ class Operator:
         wanted and what was found; DeviceError where the driver refused.
         """
         try:
+            if self._closed:
+                _refuse_closed()
             if self._launcher.several:
                 self._check_device(kv_cache)
             self._compress(
@@ -219,7 +231,8 @@ class Operator:
                 raise explain(error, varying, VARYING) from None
             return kv_cache
 
-        return step
+        scalars = (block_size, compress_ratio, rms_norm_eps)
+        return direct.step(self._launcher.library, step, self._closed, fixed, VARYING, *scalars)
 
     @property
     def target(self) -> Target:
@@ -272,8 +285,7 @@ class Operator:
         with self._closing:
             if self._closed:
                 return
-            self._closed = True
-        self._compress = _refuse_closed
+            self._closed.value = 1
         self._launcher.close(self._index)
 
     def __enter__(self) -> Operator:
@@ -299,5 +311,5 @@ class Operator:
             )
 
 
-def _refuse_closed(*_: object) -> NoReturn:
+def _refuse_closed() -> NoReturn:
     raise ValueError("the operator is closed; load it again")

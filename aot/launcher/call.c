@@ -11,7 +11,14 @@ static int begin(const DLTensor *first, const char *function, void **lent) {
   return kvb_target_begin(first->device, function, lent);
 }
 
-int kvb_call(const kvb_arguments *arguments, void *stream) {
+static int run(void *lent, kvb_operands *operands, void *(*pause)(void), void (*resume)(void *), void *stream) {
+  void *paused = pause != NULL ? pause() : NULL;
+  int code = kvb_target_run(lent, operands, stream);
+  if (resume != NULL) resume(paused);
+  return code;
+}
+
+int kvb_call(const kvb_arguments *arguments, void *(*pause)(void), void (*resume)(void *), void *stream) {
   const DLTensor *first = arguments->tensors[KVB_STATE_CACHE];
   kvb_operands operands;
   void *lent;
@@ -19,7 +26,7 @@ int kvb_call(const kvb_arguments *arguments, void *stream) {
   if (code != KVB_OK) return code;
   code = kvb_check_fixed(arguments, first->device, &operands);
   if (code == KVB_OK) code = kvb_check_varying(arguments, first->device, &operands);
-  if (code == KVB_OK) code = kvb_target_run(lent, &operands, stream);
+  if (code == KVB_OK) code = run(lent, &operands, pause, resume, stream);
   kvb_target_end(first->device);
   return code;
 }
@@ -108,11 +115,7 @@ int kvb_call_step(const kvb_binding *binding, const kvb_arguments *arguments, in
   if (code != KVB_OK) return code;
   code = again ? compare_all(binding, arguments) : look(binding);
   if (code == KVB_OK) code = kvb_check_varying(arguments, place, &operands);
-  if (code == KVB_OK) {
-    void *paused = watch->pause != NULL ? watch->pause() : NULL;
-    code = kvb_target_run(lent, &operands, stream);
-    if (watch->resume != NULL) watch->resume(paused);
-  }
+  if (code == KVB_OK) code = run(lent, &operands, watch->pause, watch->resume, stream);
   kvb_target_end(place);
   return code;
 }

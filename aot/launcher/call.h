@@ -22,7 +22,8 @@ struct kvb_binding {
   kvb_watch watch;
 };
 
-int kvb_call(const kvb_arguments *arguments, void *stream);
+/* `pause` and `resume` are those of kvb_watch: around the launches, once the arguments have been read. */
+int kvb_call(const kvb_arguments *arguments, void *(*pause)(void), void (*resume)(void *), void *stream);
 
 /* The varying tensors of `arguments` are ignored; `watch` may be NULL. */
 int kvb_call_bind(const kvb_arguments *arguments, const kvb_watch *watch, kvb_binding **out);

@@ -205,7 +205,7 @@ static int compress(const TVMFFIAny *args, int32_t num_args) {
   if (code == KVB_OK) code = get_scalars(args + KVB_NUM_TENSORS, &arguments);
   if (code != KVB_OK) return code;
   const DLTensor *first = arguments.tensors[KVB_STATE_CACHE];
-  return kvb_call(&arguments, first != NULL ? current_stream(first->device) : NULL);
+  return kvb_call(&arguments, NULL, NULL, first != NULL ? current_stream(first->device) : NULL);
 }
 
 EXPORT int __tvm_ffi_compress(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {

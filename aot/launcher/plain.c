@@ -49,7 +49,7 @@ EXPORT int kvb_compress(const DLTensor *state_cache, const DLTensor *token_to_re
       .compress_ratio = compress_ratio,
       .rms_norm_eps = rms_norm_eps,
   };
-  return kvb_call(&arguments, stream);
+  return kvb_call(&arguments, NULL, NULL, stream);
 }
 
 EXPORT int kvb_bind(const DLTensor *state_cache, const DLTensor *block_table, const DLTensor *rms_norm_weight,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tvm_ffi.libinfo
+
 from kvbuild.aot.launcher import build_launcher, launch_table_digest
 from kvbuild.kernels.gpgpu.route import ARGS
 
@@ -109,6 +111,12 @@ def manifest_of(target: Mapping[str, Any]) -> bytes:
 def build_standin(vendor: str, folder: Path, cache: Path, *defines: str) -> Path:
     """Compiles a stand-in driver into `folder` under the name that launchers look for; returns the folder."""
     source, soname = SONAMES[vendor]
+    build_shared(source, folder, soname, cache, *defines)
+    return folder
+
+
+def build_shared(source: str, folder: Path, name: str, cache: Path, *flags: str) -> None:
+    """Compiles one C source of this folder into the shared object `name` of another."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -122,10 +130,22 @@ def build_standin(vendor: str, folder: Path, cache: Path, *defines: str) -> Path
         "-fPIC",
         "-s",
     ]
-    command += ["-Wall", "-Werror", "-fvisibility=hidden", "-fno-sanitize=undefined", *defines]
-    command += [str(HERE / source), "-o", str(folder / soname)]
+    command += ["-Wall", "-Werror", "-fvisibility=hidden", "-fno-sanitize=undefined"]
+    command += [f"-Wl,-soname,{name}", *flags]
+    command += [str(HERE / source), "-o", str(folder / name)]
     zig = {"ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-local")}
     subprocess.run(command, check=True, env={**os.environ, **zig})
+
+
+def build_callers(folder: Path) -> Path:
+    """What callers.py needs: a launcher, a driver that counts its calls, and torch's tensors relabelled."""
+    target, blobs = gpu_target("nvidia")
+    Bench.build(target, blobs, folder)
+    build_standin("nvidia", folder / "driver", folder / "cache", "-DCOUNTING")
+    include = tvm_ffi.libinfo.find_dlpack_include_path()
+    build_shared("relabel.c", folder, "relabel.so", folder / "cache", "-isystem", include)
+    description = {"target": target, "blobs": {name: data.hex() for name, data in blobs.items()}}
+    (folder / "target.json").write_text(json.dumps(description))
     return folder
 
 
