@@ -1,9 +1,9 @@
 """Calls that hand torch's tensors to a launcher as they are: no TVM-FFI conversion, no Python between.
 
 The launcher makes a built-in function that looks at tensors by torch's DLPack exchange API. Where it cannot
-(another interpreter, a torch that is too old) nothing is missed: the plain function that it stands for takes the
-same arguments and gives the same results, later. A call goes there too when an argument is no plain tensor of
-torch.
+(another interpreter, a torch that is too old) nothing is missed: the plain function that it stands for takes
+the same arguments and gives the same results, later. A call goes there too when an argument is no plain
+tensor of torch.
 """
 
 from __future__ import annotations
