@@ -106,7 +106,7 @@ def scan_any(
     state, dim, table_row, first, position, num_blocks, block_size, blocks_per_req, state_page_stride,
     state_row_stride, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A window over blocks of any size, row by row. A row that is masked reads row 0 of block 0 in its place."""
+    """A window over blocks of any size, row by row. A masked row reads the first row of all in its place."""
     top, weight, total = empty_state(BLOCK_D)
     lane = state + dim
     begin = first & -8
@@ -142,7 +142,7 @@ def scan_blocks(
     if BLOCK_SIZE > 0:
         block_size = block_size * 0 + BLOCK_SIZE
     for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
-        output = (item // GROUPS).to(tl.int64)
+        output = tl.cast(item // GROUPS, tl.int64)
         group = (item % GROUPS) * BLOCK_D
         request, position, rotary, slot = locate(
             output, token_to_req, positions, boundary_token_indices, kv_slot_mapping, num_tokens, num_reqs,

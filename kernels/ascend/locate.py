@@ -71,7 +71,7 @@ def locate_rows(
     """
     lane = tl.arange(0, RUN)
     for item in range(tl.program_id(0), num_outputs.to(tl.int32), tl.num_programs(0)):
-        output = item.to(tl.int64)
+        output = tl.cast(item, tl.int64)
         request, position, rotary, slot = locate(
             output, token_to_req, positions, boundary_token_indices, kv_slot_mapping, num_tokens, num_reqs,
             max_pos, kv_pages, RATIO,

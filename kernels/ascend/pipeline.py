@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..contract import HEAD_DIM, SCALE_DIM, SPECIALISED_BLOCK_SIZE, STATE_WIDTH, TOKEN_STRIDE
+from ..contract import (
+    HEAD_DIM,
+    ROPE_HEAD_DIM,
+    SCALE_DIM,
+    SPECIALISED_BLOCK_SIZE,
+    STATE_WIDTH,
+    TOKEN_STRIDE,
+)
 
 # What a route asks of a call's operands.
 # aligned: block_size is 8, the bases and strides are multiples of 16 bytes and the weight is bf16, as on the
@@ -103,7 +110,7 @@ def _between(name: str, type: str) -> Argument:
 
 _ROWS, _LIVE, _GATHERED = _between("rows", "*i32"), _between("live", "*fp32"), _between("gathered", "*fp32")
 _PLACE, _COMPRESSED = _between("place", "*i64"), _between("compressed", "*fp32")
-_NORMED = _between("normed", "*i16")
+_NORMED, _TAIL = _between("normed", "*i16"), _between("tail", "*fp32")
 _NUM_OUTPUTS = _operand("num_outputs", "i64")
 
 # What finding an output's window takes: kernels/ascend/locate.py.
@@ -190,7 +197,7 @@ def scan_blocks(ratio: int, layout: str, block_d: int) -> Stage:
 
 
 def normalise() -> Stage:
-    """RMS norm and weight; the bf16 bits of all dimensions, and the rotated ones into the payload."""
+    """RMS norm and weight: the bf16 bits of all dimensions, and the last 64 dimensions as they are."""
     return Stage(
         name="normalise",
         kind="triton",
@@ -201,29 +208,37 @@ def normalise() -> Stage:
             _NUM_OUTPUTS,
             _operand("weight_bf16", "*bf16", "rms_norm_weight"),
             _operand("weight_fp32", "*fp32", "rms_norm_weight"),
-            _operand("cos_sin_cache", "*fp32"),
-            _operand("cos_sin_stride", "i64"),
             _operand("weight_is_fp32", "i32"),
             _operand("rms_norm_eps", "fp32"),
             _PLACE,
             _COMPRESSED,
             _NORMED,
-            Argument("payload", "*i16", "payload", True),
+            _TAIL,
         ),
         constexprs=(),
         per_output=1,
     )
 
 
-def quantise() -> Stage:
-    """bf16 bits from memory -> INT8 bytes and scale bytes."""
+def encode() -> Stage:
+    """bf16 bits from memory -> INT8 bytes and scale bytes; the tail rotated, to bf16 bytes."""
     return Stage(
-        name="quantise",
+        name="encode",
         kind="triton",
-        function="quantise",
+        function="encode",
         source="finish.py",
         sources=("finish.py", _CONTRACT),
-        arguments=(_NUM_OUTPUTS, _PLACE, _NORMED, _between("payload", "*i8"), _between("scales", "*i8")),
+        arguments=(
+            _NUM_OUTPUTS,
+            _operand("cos_sin_cache", "*fp32"),
+            _operand("cos_sin_stride", "i64"),
+            _PLACE,
+            _NORMED,
+            _TAIL,
+            _between("payload", "*i8"),
+            Argument("payload_words", "*i32", "payload", True),
+            _between("scales", "*i8"),
+        ),
         constexprs=(),
         per_output=1,
     )
@@ -256,23 +271,25 @@ def stages(route: str, ratio: int, layout: str, block_d: int) -> tuple[Stage, ..
         first = (locate(ratio), gather(), scan(ratio, block_d))
     else:
         first = (scan_blocks(ratio, layout, block_d),)
-    return (*first, normalise(), quantise(), scatter())
+    return (*first, normalise(), encode(), scatter())
 
 
 def intermediates(route: str, ratio: int) -> tuple[Intermediate, ...]:
     """What lies between the stages of a route, in the order of the scratch allocation.
 
-    place: [0] the slot, -1 where the output is skipped; [1] the row of cos_sin_cache; [2] how many rows of
-    the first leaf lie before the window; the rest is unused.
+    place: [0] the slot, -1 where the output is skipped; [1] the row of cos_sin_cache; index_select alone uses
+    [2], how many rows of the first leaf lie before the window, and [3], 1 if all rows are live.
     rows: the number of each window row in state_cache seen as [num_blocks * block_size, 1024], 0 where it is
     masked; live: 1.0, or 0.0 where it is masked. gathered: those rows, values then scores.
-    compressed: the weighted sums. normed: bf16 bits of the normalised dims. payload, scales: a slot's bytes.
+    compressed: the weighted sums. normed: bf16 bits of the normalised dims; tail: the
+    last 64 of these in fp32. payload, scales: a slot's bytes.
     Of a skipped output only `place` and `rows` are written.
     """
     common = (
         Intermediate("place", "i64", (PLACE_WORDS,)),
         Intermediate("compressed", "fp32", (HEAD_DIM,)),
         Intermediate("normed", "i16", (HEAD_DIM,)),
+        Intermediate("tail", "fp32", (ROPE_HEAD_DIM,)),
         Intermediate("payload", "u8", (TOKEN_STRIDE,)),
         Intermediate("scales", "u8", (SCALE_DIM,)),
     )

@@ -38,13 +38,13 @@ def gathered_leaf(top, weight, total, lane, live, row, RATIO: tl.constexpr):
 def scan_rows(
     num_outputs, place, live, gathered, compressed, RATIO: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """One item is one output's BLOCK_D dimensions. Masked rows were gathered and are not read into the sum."""
+    """One item is one output's BLOCK_D dimensions. Masked rows, gathered too, are kept out of the sum."""
     GROUPS: tl.constexpr = HEAD_DIM // BLOCK_D
     dim = tl.arange(0, BLOCK_D)
     leaf_row = tl.arange(0, LEAF)
     tile = leaf_row[:, None] * STATE_WIDTH + dim[None, :]
     for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
-        output = (item // GROUPS).to(tl.int64)
+        output = tl.cast(item // GROUPS, tl.int64)
         group = (item % GROUPS) * BLOCK_D
         slot = tl.load(place + output * PLACE)
         if slot >= 0:

@@ -22,7 +22,7 @@ def scatter_bytes(num_outputs, kv_cache, kv_page_stride, place, payload, scales)
     rest = tl.arange(0, REST)
     scale = tl.arange(0, SCALE_DIM)
     for item in range(tl.program_id(0), num_outputs.to(tl.int32), tl.num_programs(0)):
-        output = item.to(tl.int64)
+        output = tl.cast(item, tl.int64)
         slot = tl.load(place + output * PLACE)
         if slot >= 0:
             page = kv_cache + (slot // KV_BLOCK_SIZE) * kv_page_stride
