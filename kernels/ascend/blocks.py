@@ -142,7 +142,8 @@ def scan_blocks(
     if BLOCK_SIZE > 0:
         block_size = block_size * 0 + BLOCK_SIZE
     for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
-        output = tl.cast(item // GROUPS, tl.int64)
+        item = tl.cast(item, tl.int32)
+        output = (item // GROUPS).to(tl.int64)
         group = (item % GROUPS) * BLOCK_D
         request, position, rotary, slot = locate(
             output, token_to_req, positions, boundary_token_indices, kv_slot_mapping, num_tokens, num_reqs,

@@ -44,7 +44,8 @@ def scan_rows(
     leaf_row = tl.arange(0, LEAF)
     tile = leaf_row[:, None] * STATE_WIDTH + dim[None, :]
     for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
-        output = tl.cast(item // GROUPS, tl.int64)
+        item = tl.cast(item, tl.int32)
+        output = (item // GROUPS).to(tl.int64)
         group = (item % GROUPS) * BLOCK_D
         slot = tl.load(place + output * PLACE)
         if slot >= 0:
