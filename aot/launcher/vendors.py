@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DEVICE_SOURCES = ("device.c", "dispatch.c", "library.c")
+STAGED_SOURCES = ("device.c", "staged.c", "stream.c", "workspace.c", "library.c")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Vendor:
     sources: tuple[str, ...]
     clusters: bool = False
     driver: Driver | None = None
+
+    @property
+    def staged(self) -> bool:
+        """Whether its launchers run pipelines of stages."""
+        return self.sources[: len(STAGED_SOURCES)] == STAGED_SOURCES
 
     @property
     def scratch(self) -> bool:
@@ -128,5 +134,7 @@ VENDORS: Mapping[str, Vendor] = {
             free="hgMemFreeAsync",
         ),
     ),
+    # torch_npu's devices are DLPack's extension devices.
+    "ascend": Vendor("kDLExtDev", (*STAGED_SOURCES, "driver_acl.c", "acl_gather.c")),
     "cpu": Vendor("kDLCPU", ("host.c",)),
 }  # fmt: skip

@@ -21,11 +21,11 @@ from hosttools import HostTools
 PASSES = (
     "--convert-elementwise-to-linalg", "--eliminate-empty-tensors", "--empty-tensor-to-alloc-tensor",
     "--one-shot-bufferize=allow-return-allocs-from-loops=true", "--convert-linalg-to-loops",
-    "--lower-affine", "--arith-expand=include-bf16=true", "--convert-scf-to-cf", "--convert-cf-to-llvm",
+    "--lower-affine", "--arith-expand=include-bf16=true", "--convert-scf-to-cf",
     "--convert-arith-to-llvm", "--convert-math-to-llvm", "--convert-math-to-libm",
     "--convert-complex-to-llvm", "--convert-vector-to-llvm", "--convert-index-to-llvm", "--memref-expand",
     "--expand-strided-metadata", "--lower-affine", "--convert-arith-to-llvm", "--finalize-memref-to-llvm",
-    "--convert-func-to-llvm", "--reconcile-unrealized-casts",
+    "--convert-func-to-llvm", "--convert-cf-to-llvm", "--reconcile-unrealized-casts",
 )  # fmt: skip
 
 C_TYPES = {"i32": "int32_t", "i64": "int64_t", "f32": "float", "ptr": "void *"}
@@ -119,7 +119,8 @@ def trampoline(entry: str, kinds: Sequence[str]) -> str:
             *members,
             "  int32_t grid[3];",
             "} block;",
-            '__attribute__((visibility("default"))) int kvb_run(const void *given, size_t size, uint32_t n) {',
+            '__attribute__((visibility("default")))',
+            "int kvb_run(const void *given, size_t size, uint32_t n) {",
             "  block args;",
             "  if (size != sizeof args) return -(int)sizeof args;",
             "  memcpy(&args, given, size);",

@@ -45,7 +45,8 @@ class HostTools:
             [str(self.bin / tool), *arguments], input=given, capture_output=True, env=self.environment()
         )
         if done.returncode != 0:
-            raise ValueError(f"{tool}: exit {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
+            words = done.stderr.decode(errors="replace")[-2000:]
+            raise ValueError(f"{tool}: exit {done.returncode}: {words}")
         return done.stdout
 
 
@@ -68,9 +69,9 @@ def install(environ: Mapping[str, str]) -> HostTools:
     for command in ("apt-get", "dpkg"):
         if shutil.which(command) is None:
             raise SystemExit(
-                f"{command}: wanted Debian's package tools, for {', '.join(PACKAGES)}; found none. Unpack LLVM "
-                f"and MLIR {VERSION} somewhere with {', '.join(TOOLS)} under usr/lib/llvm-{VERSION}/bin, and "
-                "name that folder in KVBUILD_ASCEND_HOST_TOOLS"
+                f"{command}: wanted Debian's package tools, for {', '.join(PACKAGES)}; found none. Unpack "
+                f"LLVM and MLIR {VERSION} somewhere, with {', '.join(TOOLS)} in its "
+                f"usr/lib/llvm-{VERSION}/bin, and name that folder in KVBUILD_ASCEND_HOST_TOOLS"
             )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".host-tools-") as name:
         folder = Path(name)
