@@ -16,7 +16,7 @@ from .strictjson import Node, canonical, field_names, repeated, shown
 LAYOUTS = ("aligned", "general")
 
 # Bytes of one argument by its Triton type; every pointer is 8.
-_TYPE_SIZES = {
+TYPE_SIZES = {
     "i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2,
     "i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8, "fp64": 8,
 }  # fmt: skip
@@ -61,9 +61,9 @@ class KernelArg:
         at = node.fields(field_names(cls))
         kind = at["type"].label()
         size = at["size"].integer(1, 8)
-        wanted = 8 if kind.startswith("*") else _TYPE_SIZES.get(kind)
+        wanted = 8 if kind.startswith("*") else TYPE_SIZES.get(kind)
         if wanted is None:
-            at["type"].fail(f"a pointer or one of {', '.join(_TYPE_SIZES)}")
+            at["type"].fail(f"a pointer or one of {', '.join(TYPE_SIZES)}")
         if size != wanted:
             at["size"].fail(f"{wanted}, the bytes of {kind}")
         return cls(at["field"].label(), kind, at["offset"].integer(), size)

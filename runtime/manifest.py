@@ -1,7 +1,10 @@
-"""The bundle's manifest, schema 1: everything a launch needs and everything that makes it trustworthy.
+"""The bundle's manifest: everything a launch needs and everything that makes it trustworthy.
 
 The types are plain data. `Manifest.from_json` accepts exactly what docs/architecture.md describes and
 raises BundleError for anything else, naming the JSON path, what was wanted and what was found.
+
+Schema 1 has targets of the routes gpgpu and cpu. Schema 2 adds the route staged, and a manifest has it only
+where one of its targets needs it, so that every other bundle is read by older readers too.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from .launchtable import (
     launch_table_digest,
     table_digest,
 )
+from .staged import Staged, StagedVariant, StageKernel
 from .strictjson import JsonError, Node, canonical, field_names, parse, shown
 
-SCHEMA = 1
+SCHEMA = 2
 OPERATOR = "c128_256_512_compress"
 MANIFEST_NAME = "manifest.json"
 
-ROUTES = ("gpgpu", "cpu")
+ROUTES = ("gpgpu", "cpu", "staged")
 
 _HOST = re.compile(r"(x86_64|aarch64)-linux-gnu\.([0-9]{1,3})\.([0-9]{1,3})")
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
@@ -69,6 +73,7 @@ class Target:
     launch_table: str
     kernels: tuple[Kernel, ...]
     variants: tuple[Variant, ...]
+    staged: Staged | None = None
 
     @property
     def name(self) -> str:
@@ -78,11 +83,24 @@ class Target:
     @property
     def blobs(self) -> frozenset[str]:
         """The sha256 of every blob this target refers to."""
-        return frozenset(self.launchers.values()) | {kernel.blob for kernel in self.kernels}
+        return frozenset(self.launchers.values()) | self.kernel_blobs
+
+    @property
+    def kernel_blobs(self) -> frozenset[str]:
+        """The sha256 of what its kernels were compiled to."""
+        kernels: tuple[Kernel | StageKernel, ...] = self.staged.kernels if self.staged else self.kernels
+        return frozenset(kernel.blob for kernel in kernels)
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """What a call may launch, in the launcher's order; empty for the cpu."""
+        variants: tuple[Variant | StagedVariant, ...] = self.staged.variants if self.staged else self.variants
+        return tuple(variant.name for variant in variants)
 
     @classmethod
     def read(cls, node: Node) -> Target:
-        at = node.fields(field_names(cls))
+        is_staged = isinstance(node.value, dict) and node.value.get("route") == "staged"
+        at = node.fields((*_TARGET_FIELDS, "stage", "operators") if is_staged else _TARGET_FIELDS)
         launchers = {}
         for host, blob in at["launchers"].members().items():
             Node(host, at["launchers"].path).matching(_HOST, "hosts such as x86_64-linux-gnu.2.17")
@@ -99,8 +117,9 @@ class Target:
             source_digest=at["source_digest"].sha256(),
             launchers=launchers,
             launch_table=at["launch_table"].sha256(),
-            kernels=at["kernels"].each(Kernel.read),
-            variants=at["variants"].each(Variant.read),
+            kernels=() if is_staged else at["kernels"].each(Kernel.read),
+            variants=() if is_staged else at["variants"].each(Variant.read),
+            staged=Staged.read(at) if is_staged else None,
         )
         target._check(at)
         return target
@@ -115,22 +134,27 @@ class Target:
             for name in ("kernels", "variants"):
                 if getattr(self, name):
                     at[name].fail("[] for the cpu route", f"{len(getattr(self, name))} entries")
-        elif not self.variants:
+        elif not self.staged and not self.variants:
             at["variants"].fail("one variant or more", "none")
         check_table(self.kernels, self.variants, at["kernels"], at["variants"])
-        digest = table_digest({name: at[name].value for name in ("kernels", "variants")})
+        tables = ("kernels", "operators", "variants") if self.staged else ("kernels", "variants")
+        digest = table_digest({name: at[name].value for name in tables})
         if digest != self.launch_table:
-            at["launch_table"].fail(f"{digest}, the digest of this target's kernels and variants")
+            at["launch_table"].fail(f"{digest}, the digest of this target's {' and '.join(tables)}")
 
     def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in field_names(type(self))}
+        plain = {name: getattr(self, name) for name in _TARGET_FIELDS}
         return plain | {
             "toolchain": dict(self.toolchain),
             "numerics": self.numerics.to_json(),
             "launchers": dict(self.launchers),
             "kernels": [kernel.to_json() for kernel in self.kernels],
             "variants": [variant.to_json() for variant in self.variants],
+            **(self.staged.to_json() if self.staged else {}),
         }
+
+
+_TARGET_FIELDS = tuple(name for name in field_names(Target) if name != "staged")
 
 
 @dataclass(frozen=True)
@@ -140,12 +164,16 @@ class Manifest:
     kvbuild: str
     targets: tuple[Target, ...]
     blobs: Mapping[str, int]
-    schema: int = SCHEMA
     operator: str = OPERATOR
+
+    @property
+    def schema(self) -> int:
+        """The oldest schema that can say it."""
+        return 2 if any(target.staged for target in self.targets) else 1
 
     @classmethod
     def from_json(cls, value: object) -> Manifest:
-        """Reads parsed JSON. Raises BundleError for whatever schema 1 does not allow."""
+        """Reads parsed JSON. Raises BundleError for whatever its schema does not allow."""
         try:
             return cls._read(Node(value, ""))
         except JsonError as error:
@@ -170,9 +198,8 @@ class Manifest:
     @classmethod
     def _read(cls, node: Node) -> Manifest:
         _check_schema(node)
-        at = node.fields(field_names(cls))
+        at = node.fields(("schema", *field_names(cls)))
         manifest = cls(
-            schema=SCHEMA,
             kvbuild=at["kvbuild"].matching(_NAME, "a version"),
             operator=at["operator"].string(OPERATOR),
             targets=at["targets"].each(Target.read),
@@ -181,6 +208,8 @@ class Manifest:
             },
         )
         manifest._check(at)
+        if at["schema"].value != manifest.schema:
+            at["schema"].fail(f"{manifest.schema}, the schema of these targets' routes")
         return manifest
 
     def _check(self, at: Mapping[str, Node]) -> None:
@@ -234,8 +263,8 @@ def _check_schema(node: Node) -> None:
             f"{reader} reads it: install that, or build the bundle with this version"
         )
     if "schema" not in node.value:
-        Node(None, "schema").fail(f"the integer {SCHEMA}", "no such field")
-    Node(schema, "schema").integer(SCHEMA, SCHEMA)
+        Node(None, "schema").fail(f"an integer from 1 to {SCHEMA}", "no such field")
+    Node(schema, "schema").integer(1, SCHEMA)
 
 
 __all__ = [
@@ -249,6 +278,7 @@ __all__ = [
     "KernelArg",
     "Manifest",
     "Numerics",
+    "Staged",
     "Target",
     "Tile",
     "Variant",

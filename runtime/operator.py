@@ -62,7 +62,7 @@ def load(
 
 
 def _open(bundle: Bundle, choice: Choice, facts: Facts) -> Operator:
-    blobs = {kernel.blob: bundle.read(kernel.blob) for kernel in choice.target.kernels}
+    blobs = {blob: bundle.read(blob) for blob in sorted(choice.target.kernel_blobs)}
     # Read here, not when the launcher is first loaded, so that a damaged one is refused every time.
     content = bundle.read(choice.launcher)
     try:
@@ -264,8 +264,8 @@ class Operator:
             _refuse_closed()
         calls, general, *launches = self._launcher.counters(self._index)
         by_variant: dict[str, int] = {}
-        for variant, count in zip(self.variants, launches, strict=True):
-            by_variant[variant.name] = by_variant.get(variant.name, 0) + count
+        for name, count in zip(self._target.variant_names, launches, strict=True):
+            by_variant[name] = by_variant.get(name, 0) + count
         return {"calls": calls, "general_calls": general, "launches": by_variant}
 
     def pin(self, variant: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The manifest: what schema 1 allows, and nothing else."""
+"""The manifest: what its schemas allow, and nothing else."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_newer_schema_is_refused_by_naming_its_reader(samples: Any) -> None:
     message = refused(newer)
     assert f"found {SCHEMA + 1}" in message and "kvbuild 9.8.7 or newer reads it" in message
     for wrong in (0, -1, True, "1", 1.0, None):
-        assert "schema: wanted the integer 1" in refused({**value, "schema": wrong})
+        assert "schema: wanted an integer from 1 to 2" in refused({**value, "schema": wrong})
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_a_message_quotes_is_printable_and_short(samples: Any) -> None:
     evil = "\x1b[2J" + "A" * 5000
     kernel = {**kernel_of(value), "name": evil}
     for broken in (
-        {"schema": 2, "kvbuild": evil},
+        {"schema": 3, "kvbuild": evil},
         {"schema": 10**4000, "kvbuild": "1"},
         {**value, evil: 1},
         {**value, "targets": [value["targets"][0], {**value["targets"][1], "kernels": [kernel]}]},
