@@ -261,7 +261,7 @@ def canonical_file(path: Path, text: bytes, blobs: dict[str, bytes]) -> Path:
 
 def test_a_newer_schema_says_who_reads_it(tmp_path: Path) -> None:
     path = canonical_file(tmp_path / "newer.kvb", b'{"kvbuild":"7.0.0","schema":3,"x":1}', {})
-    assert "found 2; kvbuild 7.0.0 or newer reads it" in refusal(path)
+    assert "found 3; kvbuild 7.0.0 or newer reads it" in refusal(path)
 
 
 def test_a_manifest_in_another_form_is_refused(samples: Any, tmp_path: Path) -> None:
