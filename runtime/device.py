@@ -1,47 +1,70 @@
-"""Facts about this host and its devices. Asks the driver's library or the kernel; creates no context."""
+"""Facts about this host and its devices. Asks torch, the driver's library or the kernel; creates no context.
+
+Whose a device is, is decided by `vendors` from the marks that are gathered here.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from . import libraries, vendors
+from .drivers import DRIVERS, Driver, pci_vendor, soc_name
 from .errors import DeviceError
 from .facts import Facts
+from .vendors import APIS, Marks
 
-NVIDIA_LIBRARY = "libcuda.so.1"
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
-_WANTED = "None, 'cpu', 'cuda', 'cuda:1', 'rocm', a torch.device or a device's index"
-_GPU_TYPES = {"cuda": None, "rocm": "amd", "hip": "amd"}
-_CC_MAJOR, _CC_MINOR = 75, 76
+_WANTED = "None, 'cpu', 'cuda', 'cuda:1', 'rocm', 'musa', 'npu', a torch.device or a device's index"
+# What people and torch call devices -> the interface that this means; None: what this host has.
+_GPU_TYPES = {"cuda": None, "rocm": "hip", "hip": "hip", "musa": "musa", "npu": "npu"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for: vendor None is whichever accelerator is here, index None the current one."""
+    """What the caller asked for.
+
+    kind: cpu or gpu. api: an interface of vendors.APIS, None for whichever is here. index: None for the
+    current device.
+    """
 
     kind: str
-    vendor: str | None
+    api: str | None
     index: int | None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One device as it was found: its marks but for libraries, its driver's version and library."""
+
+    marks: Marks
+    index: int
+    driver: int = 0
+    library: str = ""
 
 
 def detect(device: object = None) -> Facts:
     """Facts about a device of this process.
 
     device: None for the process's current device (the cpu where there is no accelerator), 'cpu', 'cuda',
-    'cuda:1', 'rocm', a torch.device, or an accelerator's index. ValueError or TypeError for anything else;
-    DeviceError where there is no such device or its driver refuses.
+    'cuda:1', 'rocm', 'musa', 'npu', a torch.device, or an accelerator's index. ValueError or TypeError for
+    anything else; DeviceError where there is no such device, its driver refuses, or its vendor is not clear.
     """
-    if device is None:
-        return _current()
-    request = parse_device(device)
-    return cpu_facts() if request.kind == "cpu" else _gpu_facts(request)
+    request = Request("gpu", None, None) if device is None else parse_device(device)
+    if request.kind == "cpu":
+        return cpu_facts()
+    torch = _torch()
+    found = _by_torch(torch, request) if torch is not None else None
+    if device is None and torch is not None and found is None:
+        return cpu_facts()
+    found = found or _by_driver(torch, request, must=device is not None)
+    return cpu_facts() if found is None else _identified(found)
 
 
 def parse_device(device: object) -> Request:
@@ -59,7 +82,7 @@ def parse_device(device: object) -> Request:
         device = kind if index is None else f"{kind}:{index}"
     match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,4}))?", device)
     if match is not None and match[1] == "cpu" and match[2] in (None, "0"):
-        return Request("cpu", "cpu", 0)
+        return Request("cpu", None, 0)
     if match is None or match[1] not in _GPU_TYPES:
         raise ValueError(f"device: wanted {_WANTED}, found {device!r}")
     return Request("gpu", _GPU_TYPES[match[1]], None if match[2] is None else int(match[2]))
@@ -71,150 +94,138 @@ def cpu_facts() -> Facts:
     return Facts("cpu", machine, _cpu_name() or machine, 0, 0, "", machine, _glibc())
 
 
-def _current() -> Facts:
-    torch = _torch()
-    if torch is not None:
-        if not torch.cuda.is_available():
-            return cpu_facts()
-        return _gpu_facts(Request("gpu", None, None))
-    driver = _Cuda.open()
-    if driver is not None and driver.start() == 0 and driver.count() > 0:
-        return _nvidia_facts(driver, driver.current())
-    nodes = kfd_archs(KFD_NODES)
-    return _amd_facts_of(nodes, 0) if nodes else cpu_facts()
+def torch_marks(torch: Any) -> tuple[str, ...]:
+    """The marks of vendors.Marks.torch that this build of torch bears."""
+    version = getattr(torch, "version", None)
+    borne = {
+        "hip": getattr(version, "hip", None),
+        "maca": getattr(version, "maca", None),
+        "corex": getattr(torch, "corex", None),
+        "hcu": getattr(torch, "__hcu_version__", None),
+        "ppu": "ppu" in str(getattr(torch, "__version__", "")).partition("+")[2],
+    }
+    return tuple(mark for mark, value in borne.items() if value)
 
 
-def _gpu_facts(request: Request) -> Facts:
-    torch = _torch()
-    index = request.index
-    if index is None:
-        usable = torch is not None and torch.cuda.is_available()
-        index = torch.cuda.current_device() if torch is not None and usable else None
-    vendor = request.vendor or _vendor_here(torch)
-    if vendor == "amd":
-        if torch is not None and getattr(torch.version, "hip", None):
-            return _torch_amd_facts(torch, index or 0)
-        return _amd_facts_of(kfd_archs(KFD_NODES), index or 0)
-    driver = _Cuda.open()
-    if driver is None:
+def _identified(seen: _Seen) -> Facts:
+    marks = replace(seen.marks, libraries=libraries.present(vendors.libraries()))
+    found = vendors.identify(marks)
+    if not found.vendor:
         raise DeviceError(
-            f"wanted device {_asked(index)}, found no {NVIDIA_LIBRARY} on this host; "
-            "install the vendor's driver, or load with device='cpu'"
+            f"device {seen.index} ({marks.name or marks.code or marks.api}): wanted a device of one vendor "
+            f"that kvbuild knows, found: {'; '.join(found.reasons)}; install a kvbuild that knows it, or let "
+            "the process see one vendor's driver alone"
         )
-    driver.check(driver.start(), "cuInit")
-    return _nvidia_facts(driver, driver.current() if index is None else index)
+    return Facts(
+        vendor=found.vendor,
+        arch=found.arch,
+        name=marks.name or found.arch,
+        index=seen.index,
+        driver=seen.driver,
+        driver_library=seen.library,
+        host=os.uname().machine,
+        libc=_glibc(),
+        marks=marks,
+    )
 
 
-def _vendor_here(torch: Any) -> str:
-    if torch is not None and getattr(torch.version, "hip", None):
-        return "amd"
-    if torch is not None and getattr(torch.version, "cuda", None):
-        return "nvidia"
-    return "amd" if _Cuda.open() is None and kfd_archs(KFD_NODES) else "nvidia"
+def _by_torch(torch: Any, request: Request) -> _Seen | None:
+    """The device as the imported torch has it; None where torch has none of that kind, or knows less than the
+    driver does: NVIDIA's tells its version too."""
+    marks = torch_marks(torch)
+    for kind in dict.fromkeys(APIS.values()):
+        api = kind if kind != "cuda" or "hip" not in marks else "hip"
+        module = getattr(torch, kind, None)
+        if module is None or request.api not in (None, api) or not module.is_available():
+            continue
+        index = module.current_device() if request.index is None else request.index
+        if api == "cuda":
+            driver = Driver.open(api)
+            if driver is not None:
+                return _seen_by(driver.started(), api, index, marks)
+        if index >= module.device_count():
+            raise _no_such_device(index, module.device_count())
+        return _Seen(_torch_device(module.get_device_properties(index), api, marks), index)
+    return None
 
 
-def _nvidia_facts(driver: _Cuda, index: int) -> Facts:
+def _torch_device(properties: Any, api: str, marks: tuple[str, ...]) -> Marks:
+    def of(name: str, default: Any = None) -> Any:
+        return getattr(properties, name, default)
+
+    name = str(of("name", ""))
+    capability = "" if api in ("hip", "npu") or of("major") is None else f"{of('major')}.{of('minor', 0)}"
+    place = [of(f"pci_{part}_id") for part in ("domain", "bus", "device")]
+    pci = pci_vendor(*place) if all(isinstance(number, int) for number in place) else ""
+    code = str(of("gcnArchName", "")) if api == "hip" else name if api == "npu" else ""
+    return Marks(api, name, capability, code, pci, marks)
+
+
+def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
+    """The device as a driver's library or the kernel has it. must: DeviceError where there is none."""
+    marks = () if torch is None else torch_marks(torch)
+    if torch is not None and request.api is None and "hip" in marks:
+        request = replace(request, api="hip")
+    wanted = APIS if request.api is None else (request.api,)
+    for api in wanted:
+        driver = Driver.open(api) if api in DRIVERS and _worth_loading(api) else None
+        if driver is not None and (must or driver.start() == 0) and (must or driver.count() > 0):
+            driver = driver.started()
+            index = driver.current() if request.index is None else request.index
+            return _seen_by(driver, api, index, marks)
+        if api == "hip" and (nodes := kfd_nodes(KFD_NODES)):
+            return _seen_in(nodes, request.index or 0, marks)
+        if api == "npu" and (name := soc_name()):
+            return _Seen(Marks("npu", name, code=name), request.index or 0, library="libascendcl.so")
+    if not must:
+        return None
+    if request.api == "hip":
+        raise _no_such_device(request.index or 0, 0)
+    library = DRIVERS[request.api or "cuda"].library if request.api != "npu" else "libascendcl.so"
+    kind = APIS[request.api or "cuda"]
+    asked = kind if request.index is None else f"{kind}:{request.index}"
+    raise DeviceError(
+        f"wanted device {asked}, found no {library} on this host; "
+        "install the vendor's driver, or load with device='cpu'"
+    )
+
+
+def _worth_loading(api: str) -> bool:
+    """A driver that this host does not have is not looked for by loading it."""
+    return api == "cuda" or bool(libraries.present((DRIVERS[api].library,)))
+
+
+def _seen_by(driver: Driver, api: str, index: int, marks: tuple[str, ...]) -> _Seen:
     count = driver.count()
     if index >= count:
         raise _no_such_device(index, count)
-    major, minor = driver.capability(index)
-    return _facts("nvidia", f"sm_{major}{minor}", driver.name(index), index, driver.version(), NVIDIA_LIBRARY)
+    found = Marks(api, driver.name(index), driver.capability(index), "", driver.pci(index), marks)
+    return _Seen(found, index, driver.version(), driver.library)
 
 
-def _torch_amd_facts(torch: Any, index: int) -> Facts:
-    count = torch.cuda.device_count()
-    if index >= count:
-        raise _no_such_device(index, count)
-    properties = torch.cuda.get_device_properties(index)
-    return _facts("amd", properties.gcnArchName, properties.name, index, 0, "libamdhip64.so")
-
-
-def _amd_facts_of(archs: list[str], index: int) -> Facts:
-    if index >= len(archs):
-        raise _no_such_device(index, len(archs))
-    return _facts("amd", archs[index], archs[index], index, 0, "")
-
-
-def _facts(vendor: str, arch: str, name: str, index: int, driver: int, library: str) -> Facts:
-    return Facts(vendor, arch, name or arch, index, driver, library, os.uname().machine, _glibc())
+def _seen_in(nodes: Sequence[tuple[str, str]], index: int, marks: tuple[str, ...]) -> _Seen:
+    if index >= len(nodes):
+        raise _no_such_device(index, len(nodes))
+    code, pci = nodes[index]
+    return _Seen(Marks("hip", "", "", code, pci, marks), index)
 
 
 def _no_such_device(index: int, count: int) -> DeviceError:
     has = "no device" if count == 0 else f"{count}, numbered from 0"
-    return DeviceError(f"wanted device {index}, found {has}; check the index and CUDA_VISIBLE_DEVICES")
+    return DeviceError(
+        f"wanted device {index}, found {has}; check the index, and what hides devices (CUDA_VISIBLE_DEVICES "
+        "and its like)"
+    )
 
 
-def _asked(index: int | None) -> str:
-    return "cuda" if index is None else f"cuda:{index}"
-
-
-class _Cuda:
-    """The few driver calls that need no context, through ctypes."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-
-    @classmethod
-    def open(cls) -> _Cuda | None:
-        try:
-            return cls(ctypes.CDLL(NVIDIA_LIBRARY))
-        except OSError:
-            return None
-
-    def start(self) -> int:
-        return int(self._library.cuInit(0))
-
-    def count(self) -> int:
-        return self._number(self._library.cuDeviceGetCount, "cuDeviceGetCount")
-
-    def version(self) -> int:
-        return self._number(self._library.cuDriverGetVersion, "cuDriverGetVersion")
-
-    def current(self) -> int:
-        """The calling thread's current device, 0 where it has no context."""
-        device = ctypes.c_int()
-        return device.value if self._library.cuCtxGetDevice(ctypes.byref(device)) == 0 else 0
-
-    def capability(self, index: int) -> tuple[int, int]:
-        device = self._device(index)
-        attribute = self._library.cuDeviceGetAttribute
-        major = self._number(attribute, "cuDeviceGetAttribute", _CC_MAJOR, device)
-        return major, self._number(attribute, "cuDeviceGetAttribute", _CC_MINOR, device)
-
-    def name(self, index: int) -> str:
-        text = ctypes.create_string_buffer(256)
-        self.check(self._library.cuDeviceGetName(text, len(text), self._device(index)), "cuDeviceGetName")
-        return text.value.decode("utf-8", "replace")
-
-    def check(self, code: int, call: str) -> None:
-        """Raises DeviceError with the driver's own name and words for a code that is not 0."""
-        if code == 0:
-            return
-        words = [self._words(getter, code) for getter in ("cuGetErrorName", "cuGetErrorString")]
-        said = ": ".join(word for word in words if word) or f"error {code}"
-        raise DeviceError(f"{call}: {said}")
-
-    def _words(self, getter: str, code: int) -> str:
-        text = ctypes.c_char_p()
-        getattr(self._library, getter)(code, ctypes.byref(text))
-        return text.value.decode("utf-8", "replace") if text.value else ""
-
-    def _device(self, index: int) -> ctypes.c_int:
-        return ctypes.c_int(self._number(self._library.cuDeviceGet, "cuDeviceGet", index))
-
-    def _number(self, function: Callable[..., int], call: str, *arguments: object) -> int:
-        result = ctypes.c_int()
-        self.check(function(ctypes.byref(result), *arguments), call)
-        return result.value
-
-
-def kfd_archs(nodes: Path) -> list[str]:
-    """The arch of each AMD GPU in the kernel's topology, in its order; empty where there is none."""
+def kfd_nodes(nodes: Path) -> list[tuple[str, str]]:
+    """(code, PCI vendor) of each GPU in the topology that AMD's kernel driver and Hygon's show, in its order;
+    empty where there is none."""
     try:
         folders = sorted((path for path in nodes.iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
     except OSError:
         return []
-    archs = []
+    found = []
     for folder in folders:
         try:
             text = (folder / "properties").read_text()
@@ -222,8 +233,9 @@ def kfd_archs(nodes: Path) -> list[str]:
             continue  # a node that this container may not use
         match = re.search(r"^gfx_target_version\s+([0-9]+)$", text, re.MULTILINE)
         if match is not None and int(match[1]) > 0:
-            archs.append(gfx_name(int(match[1])))
-    return archs
+            vendor = re.search(r"^vendor_id\s+([0-9]+)$", text, re.MULTILINE)
+            found.append((gfx_name(int(match[1])), f"{int(vendor[1]):04x}" if vendor else ""))
+    return found
 
 
 def gfx_name(version: int) -> str:

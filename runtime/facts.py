@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .strictjson import Node, field_names, parse
+from .vendors import Marks, identify
 
 _LIBC = re.compile(r"([0-9]{1,4}\.[0-9]{1,4})?")
 
@@ -23,6 +24,7 @@ class Facts:
     driver_library: the library that was asked, empty where none was.
     host:           the machine: x86_64 or aarch64.
     libc:           glibc's version such as 2.36, empty where the host has another libc.
+    marks:          what vendor and arch were decided from; None for the cpu, or where nobody recorded them.
     """
 
     vendor: str
@@ -33,11 +35,21 @@ class Facts:
     driver_library: str
     host: str
     libc: str
+    marks: Marks | None = None
 
     @classmethod
     def from_json(cls, value: object) -> Facts:
-        """Reads parsed JSON strictly. ValueError names the field, what was wanted and what was found."""
-        at = Node(value, "").fields(field_names(cls))
+        """Reads parsed JSON strictly. ValueError names the field, what was wanted and what was found.
+
+        `marks` may be left out; with marks, `vendor` and `arch` may, and a vendor that the marks do not
+        bear out is refused.
+        """
+        given = {"marks": None, **value} if isinstance(value, dict) else value
+        marks = None
+        if isinstance(given, dict) and given["marks"] is not None:
+            marks = Marks.read(Node(given["marks"], "marks"))
+            given = _with_identity(given, marks)
+        at = Node(given, "").fields(field_names(cls))
         return cls(
             vendor=at["vendor"].string(),
             arch=at["arch"].string(),
@@ -47,6 +59,7 @@ class Facts:
             driver_library=at["driver_library"].text(),
             host=at["host"].string(),
             libc=at["libc"].matching(_LIBC, "glibc's version such as 2.36, or an empty string"),
+            marks=marks,
         )
 
     @classmethod
@@ -56,7 +69,8 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, the inverse of `from_json`."""
-        return {name: getattr(self, name) for name in field_names(type(self))}
+        plain = {name: getattr(self, name) for name in field_names(type(self))}
+        return plain | {"marks": None if self.marks is None else self.marks.to_json()}
 
     @property
     def libc_version(self) -> tuple[int, int] | None:
@@ -66,12 +80,29 @@ class Facts:
         major, minor = self.libc.split(".")
         return int(major), int(minor)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the device is its vendor's, as phrases; empty where no marks were recorded."""
+        return () if self.marks is None else identify(self.marks).reasons
+
     def __str__(self) -> str:
         parts = [self.name] if self.name != self.arch else []
         if self.driver:
             parts.append(f"driver {driver_words(self.vendor, self.driver)}")
         parts.append(f"host {self.host} with {'glibc ' + self.libc if self.libc else 'no glibc'}")
         return f"{self.vendor}:{self.arch} ({', '.join(parts)})"
+
+
+def _with_identity(given: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """`given` with the vendor and the arch that its marks say. ValueError where it says another."""
+    found = identify(marks)
+    if not found.vendor:
+        Node(given["marks"], "marks").fail("marks of one vendor", "; ".join(found.reasons))
+    said = {"vendor": found.vendor, "arch": found.arch}
+    for name, value in said.items():
+        if name in given and given[name] != value:
+            Node(given[name], name).fail(f"{value}, as its marks say ({'; '.join(found.reasons)})")
+    return {**given, **said}
 
 
 def driver_words(vendor: str, version: int) -> str:

@@ -89,13 +89,13 @@ def _advice(trace: list[Accepted | Rejected], facts: Facts, strict: bool) -> str
 
 
 def bare_arch(facts: Facts) -> str:
-    """The device's arch as a target names it: AMD's feature suffixes (:sramecc+:xnack-) are no part of it."""
-    return facts.arch.split(":")[0] if facts.vendor == "amd" else facts.arch
+    """The device's arch as a target names it: feature suffixes (:sramecc+:xnack-) are no part of it."""
+    return facts.arch.split(":")[0]
 
 
 def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
     if target.vendor != facts.vendor:
-        return Rejected(target, f"its vendor is {target.vendor}, this device's is {facts.vendor}")
+        return Rejected(target, _another_vendor(target, facts))
     distance = _arch_distance(target, facts)
     host = _launcher_host(target, facts)
     refusals = []
@@ -114,6 +114,17 @@ def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
     if refusals or isinstance(distance, str):
         return Rejected(target, "; ".join(refusals))
     return Accepted(target, host, distance)
+
+
+def _another_vendor(target: Target, facts: Facts) -> str:
+    """What looks alike, too, where it does: a number that two vendors use says nothing of the code."""
+    reason = f"its vendor is {target.vendor}, this device's is {facts.vendor}"
+    if facts.reasons:
+        reason += f" ({'; '.join(facts.reasons)})"
+    capability = facts.marks.capability if facts.marks is not None else ""
+    if target.vendor == "nvidia" and capability:
+        reason += f", whose compute capability {capability} is not NVIDIA's"
+    return reason
 
 
 def _arch_distance(target: Target, facts: Facts) -> int | str:

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -73,14 +74,46 @@ int cuDriverGetVersion(int *out) { *out = 12040; return 0; }
 int cuDeviceGetCount(int *out) { *out = number("STAND_IN_COUNT"); return 0; }
 int cuDeviceGet(int *out, int index) { *out = index + 100; return 0; }
 int cuCtxGetDevice(int *out) { *out = number("STAND_IN_CURRENT"); return *out < 0 ? 201 : 0; }
-int cuDeviceGetName(char *out, int size, int device) { snprintf(out, size, "Stand-in %d", device); return 0; }
+int cuDeviceGetName(char *out, int size, int device) {
+  const char *name = getenv("STAND_IN_NAME");
+  name ? snprintf(out, size, "%s", name) : snprintf(out, size, "Stand-in %d", device);
+  return 0;
+}
 int cuDeviceGetAttribute(int *out, int which, int device) {
   if (device < 100) return 101;
-  *out = which == 75 ? 8 : which == 76 ? device - 100 + 6 : -1;
+  const char *capability = getenv("STAND_IN_CAPABILITY");
+  int major = 8, minor = device - 100 + 6;
+  if (capability) sscanf(capability, "%d.%d", &major, &minor);
+  /* On the PCI bus: domain 1, bus 0xca, device 0. */
+  switch (which) {
+    case 75: *out = major; break;
+    case 76: *out = minor; break;
+    case 33: *out = 0xca; break;
+    case 34: *out = 0; break;
+    case 50: *out = 1; break;
+    default: *out = -1;
+  }
   return 0;
 }
 int cuGetErrorName(int code, const char **out) { *out = "CUDA_ERROR_UNKNOWN"; return 0; }
 int cuGetErrorString(int code, const char **out) { *out = "unknown error"; return 0; }
+"""
+
+
+RUNTIME = r"""
+#include <stdio.h>
+#include <stdlib.h>
+static int number(const char *name) { const char *text = getenv(name); return text ? atoi(text) : 0; }
+int mcInit(unsigned flags) { return number("STAND_IN_INIT"); }
+int mcDriverGetVersion(int *out) { *out = 3; return 0; }
+int mcGetDeviceCount(int *out) { *out = number("STAND_IN_COUNT"); return 0; }
+int mcGetDevice(int *out) { *out = number("STAND_IN_CURRENT"); return 0; }
+int mcDeviceGetName(char *out, int size, int device) {
+  snprintf(out, size, "%s", getenv("STAND_IN_NAME"));
+  return 0;
+}
+const char *mcGetErrorName(int code) { return "mcErrorUnknown"; }
+const char *mcGetErrorString(int code) { return "unknown error"; }
 """
 
 
@@ -224,3 +257,15 @@ def stand_in_driver(session_folder: Path) -> Path:
     """A library with the few calls of libcuda that detection makes; STAND_IN_* variables steer it."""
     compile_c(session_folder, "libcuda-stand-in", DRIVER)
     return session_folder / "libcuda-stand-in.so"
+
+
+@pytest.fixture(scope="session")
+def stand_in_for(session_folder: Path) -> Callable[[str], Path]:
+    """The same with another vendor's prefix: hg, mu, or mc, which has functions of its own form."""
+
+    def build(prefix: str) -> Path:
+        source = RUNTIME if prefix == "mc" else re.sub(r"\bcu(?=[A-Z])", prefix, DRIVER)
+        compile_c(session_folder, f"lib{prefix}-stand-in", source)
+        return session_folder / f"lib{prefix}-stand-in.so"
+
+    return build

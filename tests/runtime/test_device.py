@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbuild.runtime import device
-from kvbuild.runtime.device import detect, gfx_name, kfd_archs, parse_device
+from kvbuild.runtime import device, drivers, libraries
+from kvbuild.runtime.device import detect, gfx_name, kfd_nodes, parse_device, torch_marks
 from kvbuild.runtime.errors import DeviceError
 
 
@@ -20,13 +22,26 @@ from kvbuild.runtime.errors import DeviceError
 def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No torch, no driver, no topology, unless a test says otherwise."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(device, "NVIDIA_LIBRARY", "libcuda-of-nobody.so.1")
+    nobodys = {
+        api: replace(names, library=f"lib{api}-of-nobody.so.1") for api, names in drivers.DRIVERS.items()
+    }
+    monkeypatch.setattr(drivers, "DRIVERS", nobodys)
+    monkeypatch.setattr(device, "DRIVERS", nobodys)
+    monkeypatch.setattr(device, "soc_name", lambda: None)
     monkeypatch.setattr(device, "KFD_NODES", tmp_path / "absent")
+    monkeypatch.setattr(drivers, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(libraries, "LINKER_CACHE", tmp_path / "ld.so.cache")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+
+
+def present(monkeypatch: pytest.MonkeyPatch, api: str, path: Path) -> None:
+    """Makes the library at `path` the driver of an interface."""
+    monkeypatch.setitem(drivers.DRIVERS, api, replace(drivers.DRIVERS[api], library=str(path)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, stand_in_driver: Path) -> Any:
-    monkeypatch.setattr(device, "NVIDIA_LIBRARY", str(stand_in_driver))
+    present(monkeypatch, "cuda", stand_in_driver)
 
     def steer(count: int = 4, current: int = 0, init: int = 0) -> None:
         for name, value in (("COUNT", count), ("CURRENT", current), ("INIT", init)):
@@ -42,7 +57,9 @@ def kfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     nodes = tmp_path / "nodes"
     for number, version in ((0, 0), (2, 90402), (10, 90010)):
         (nodes / str(number)).mkdir(parents=True)
-        (nodes / str(number) / "properties").write_text(f"cpu_cores_count 8\ngfx_target_version {version}\n")
+        vendor = "vendor_id 4098\n" if number == 2 else ""
+        text = f"cpu_cores_count 8\n{vendor}gfx_target_version {version}\n"
+        (nodes / str(number) / "properties").write_text(text)
     (nodes / "3").mkdir()
     monkeypatch.setattr(device, "KFD_NODES", nodes)
     return nodes
@@ -108,7 +125,7 @@ def test_torch_for_amd(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernel_knows_amd_devices(kfd: Path) -> None:
-    assert kfd_archs(kfd) == ["gfx942", "gfx90a"]
+    assert kfd_nodes(kfd) == [("gfx942", "1002"), ("gfx90a", "")]
     assert (detect().vendor, detect().arch) == ("amd", "gfx942")
     assert detect("rocm:1").arch == detect("hip:1").arch == detect("cuda:1").arch == "gfx90a"
     with pytest.raises(DeviceError, match="wanted device 2, found 2, numbered from 0"):
@@ -127,7 +144,7 @@ def test_devices_that_are_not_there(driver: Any, monkeypatch: pytest.MonkeyPatch
     driver(init=999)
     with pytest.raises(DeviceError, match="cuInit: CUDA_ERROR_UNKNOWN: unknown error"):
         detect("cuda")
-    monkeypatch.setattr(device, "NVIDIA_LIBRARY", "libcuda-of-nobody.so.1")
+    present(monkeypatch, "cuda", Path("libcuda-of-nobody.so.1"))
     with pytest.raises(DeviceError, match=r"found no libcuda-of-nobody.so.1 .* device='cpu'"):
         detect("cuda:0")
     with pytest.raises(DeviceError, match="found no device"):
@@ -135,24 +152,25 @@ def test_devices_that_are_not_there(driver: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "vendor", "index"),
+    ("given", "kind", "api", "index"),
     [
-        ("cpu", "cpu", "cpu", 0),
-        ("cpu:0", "cpu", "cpu", 0),
+        ("cpu", "cpu", None, 0),
+        ("cpu:0", "cpu", None, 0),
         ("cuda", "gpu", None, None),
         ("cuda:7", "gpu", None, 7),
-        ("hip:1", "gpu", "amd", 1),
+        ("hip:1", "gpu", "hip", 1),
+        ("rocm", "gpu", "hip", None),
+        ("musa:2", "gpu", "musa", 2),
+        ("npu", "gpu", "npu", None),
         (5, "gpu", None, 5),
         (SimpleNamespace(type="cuda", index=3), "gpu", None, 3),
         (SimpleNamespace(type="cuda", index=None), "gpu", None, None),
-        (SimpleNamespace(type="cpu", index=None), "cpu", "cpu", 0),
+        (SimpleNamespace(type="cpu", index=None), "cpu", None, 0),
     ],
 )
-def test_devices_as_people_write_them(
-    given: object, kind: str, vendor: str | None, index: int | None
-) -> None:
+def test_devices_as_people_write_them(given: object, kind: str, api: str | None, index: int | None) -> None:
     request = parse_device(given)
-    assert (request.kind, request.vendor, request.index) == (kind, vendor, index)
+    assert (request.kind, request.api, request.index) == (kind, api, index)
 
 
 @pytest.mark.parametrize(
@@ -180,3 +198,179 @@ def test_the_kernels_number_as_an_arch(version: int, name: str) -> None:
 def test_a_real_torch_device_is_taken() -> None:
     assert parse_device(torch.device("cuda:1")).index == 1
     assert detect(torch.device("cpu")).vendor == "cpu"
+
+
+def on_the_bus(folder: Path, vendor: str) -> None:
+    """Shows the stand-in driver's device on the PCI bus, as `vendor`'s."""
+    place = folder / "pci" / "0001:ca:00.0"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "vendor").write_text(f"0x{vendor}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "pci", "vendor", "arch"),
+    [
+        ("NVIDIA H200", "9.0", "10de", "nvidia", "sm_90"),
+        ("NVIDIA H200", "9.0", None, "nvidia", "sm_90"),
+        ("A800-SXM4-80GB", "8.0", "10de", "nvidia", "sm_80"),
+        ("PPU-ZW810E", "8.0", "1ded", "thead", "ppu001"),
+        ("PPU-ZW810E", "8.9", None, "thead", "ppu0015"),
+        ("Iluvatar BI-V150", "7.1", None, "tianshu", "ivcore11"),
+        ("MetaX C500", "8.0", None, "metax", "c500"),
+    ],
+)
+def test_a_driver_under_the_name_of_nvidias_is_looked_through(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    name: str, capability: str, pci: str | None, vendor: str, arch: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("STAND_IN_NAME", name)
+    monkeypatch.setenv("STAND_IN_CAPABILITY", capability)
+    if pci is not None:
+        on_the_bus(tmp_path, pci)
+    facts = detect("cuda:1")
+    assert (facts.vendor, facts.arch, facts.name, facts.index) == (vendor, arch, name, 1)
+    assert facts.marks is not None and facts.marks.pci == (pci or "")
+
+
+def test_a_device_of_nobody_known_is_refused(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STAND_IN_NAME", "Chip One")
+    on_the_bus(tmp_path, "abcd")
+    with pytest.raises(
+        DeviceError, match="device 0 .Chip One.: wanted a device of one vendor.*PCI vendor is abcd"
+    ):
+        detect("cuda")
+    on_the_bus(tmp_path, "10de")
+    assert detect("cuda").vendor == "nvidia"
+    monkeypatch.setenv("STAND_IN_NAME", "PPU-1")
+    with pytest.raises(DeviceError, match="nvidia: its PCI vendor is 10de; thead: its name is PPU-1"):
+        detect("cuda")
+
+
+@pytest.mark.parametrize(
+    ("api", "prefix", "name", "asked", "vendor", "arch"),
+    [
+        ("hggc", "hg", "PPU-ZW810E", "cuda:1", "thead", "ppu001"),
+        ("musa", "mu", "MTT S4000", "musa:1", "mthreads", "mp_80"),
+        ("maca", "mc", "MetaX C500", "cuda:1", "metax", "c500"),
+        ("maca", "mc", "MXC600", "cuda:1", "metax", "c600"),
+    ],
+)
+def test_each_vendors_own_driver_is_asked_where_there_is_no_torch(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, stand_in_for: Callable[[str], Path],
+    api: str, prefix: str, name: str, asked: str, vendor: str, arch: str,
+) -> None:  # fmt: skip
+    present(monkeypatch, "cuda", Path("libcuda-of-nobody.so.1"))
+    library = stand_in_for(prefix)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    present(monkeypatch, api, library)
+    monkeypatch.setattr(libraries, "_loaded", lambda name: str(name) == str(library))
+    monkeypatch.setenv("STAND_IN_NAME", name)
+    monkeypatch.setenv("STAND_IN_CAPABILITY", "8.0")
+    driver(count=2, current=1)
+    for request in (None, asked, asked.split(":")[0]):
+        facts = detect(request)
+        assert (facts.vendor, facts.arch, facts.name, facts.index) == (vendor, arch, name, 1)
+        assert facts.driver_library == str(library)
+    with pytest.raises(DeviceError, match="wanted device 2, found 2"):
+        detect(asked.replace("1", "2"))
+    driver(init=999)
+    assert detect().vendor == "cpu"
+    with pytest.raises(DeviceError, match=f"{prefix}Init: .*: unknown error"):
+        detect(asked)
+
+
+def test_a_drivers_missing_function_is_named(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, stand_in_for: Callable[[str], Path]
+) -> None:
+    present(monkeypatch, "cuda", stand_in_for("hg"))
+    with pytest.raises(DeviceError, match="wanted a driver with the function cuInit, found one without it"):
+        detect("cuda")
+
+
+def test_cann_names_its_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "soc_name", lambda: "Ascend910B2")
+    facts = detect("npu:3")
+    assert (facts.vendor, facts.arch, facts.index) == ("ascend", "910B2", 3)
+    assert detect().vendor == "ascend"
+
+
+def test_a_hygon_device_in_the_kernels_topology_is_no_amd_one(kfd: Path) -> None:
+    (kfd / "2" / "properties").write_text("vendor_id 7572\ngfx_target_version 90006\n")
+    assert (detect("rocm:0").vendor, detect("rocm:0").arch) == ("hygon", "gfx906")
+    assert detect("rocm:1").vendor == "amd"
+
+
+def torch_of(kind: str, name: str, marks: dict[str, Any], **properties: Any) -> SimpleNamespace:
+    """A torch whose devices of one kind all have these properties; marks: of torch.version and of torch."""
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        current_device=lambda: 1,
+        device_count=lambda: 2,
+        get_device_properties=lambda index: SimpleNamespace(name=name, **properties),
+    )
+    idle = SimpleNamespace(is_available=lambda: False)
+    version = {"cuda": "12.1", "hip": None, **marks.get("version", {})}
+    parts = {"cuda": idle, kind: module, **marks.get("torch", {})}
+    return SimpleNamespace(version=SimpleNamespace(**version), **parts)
+
+
+MACA, COREX, HIP = {"version": {"maca": "3.7"}}, {"torch": {"corex": True}}, {"version": {"hip": "6"}}
+PPU = {"torch": {"__version__": "2.9.0+ali.ppu2.0"}}
+HCU = {**HIP, "torch": {"__hcu_version__": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "marks", "properties", "vendor", "arch"),
+    [
+        ("cuda", "MetaX C500", MACA, {"major": 8, "minor": 0}, "metax", "c500"),
+        ("cuda", "Device", MACA, {"major": 10, "minor": 0}, "metax", "c500"),
+        ("cuda", "BI-V150", COREX, {"major": 7, "minor": 1}, "tianshu", "ivcore11"),
+        ("cuda", "PPU", PPU, {"major": 8, "minor": 9}, "thead", "ppu0015"),
+        ("cuda", "K100_AI", HIP, {"gcnArchName": "gfx928:xnack-"}, "hygon", "gfx928:xnack-"),
+        ("cuda", "?", HIP, {"gcnArchName": "gfx906"}, "amd", "gfx906"),
+        ("cuda", "?", HCU, {"gcnArchName": "gfx906"}, "hygon", "gfx906"),
+        ("musa", "MTT S4000", {}, {"major": 2, "minor": 2}, "mthreads", "mp_22"),
+        ("npu", "Ascend910B2", {}, {}, "ascend", "910B2"),
+    ],
+)
+def test_torch_tells_of_devices_that_no_driver_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, name: str, marks: dict[str, Any], properties: dict[str, Any],
+    vendor: str, arch: str,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch_of(kind, name, marks, **properties))
+    for asked, index in ((None, 1), (f"{kind}:0", 0)):
+        facts = detect(asked)
+        assert (facts.vendor, facts.arch, facts.index) == (vendor, arch, index)
+    with pytest.raises(DeviceError, match="wanted device 2, found 2"):
+        detect(f"{kind}:2")
+
+
+def test_no_mark_is_invented() -> None:
+    assert torch_marks(torch) == (("hip",) if torch.version.hip else ())
+    assert torch_marks(SimpleNamespace()) == ()
+
+
+def test_to_look_for_libraries_loads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "libone.so").write_bytes(b"no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path / 'a'}:{tmp_path / 'absent'}")
+    (tmp_path / "ld.so.cache").write_bytes(b"\0libtwo.so\0/opt/x/libtwo.so\0/opt/x/libthree.so.1\0")
+    names = ("libone.so", "libtwo.so", "libthree.so", "libfour.so", "libc.so.6")
+    assert libraries.present(names) == ("libone.so", "libtwo.so", "libc.so.6")
+
+
+def test_detection_starts_no_process_and_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, subprocess, os\n"
+        "def refuse(*_, **__): raise SystemExit('a process')\n"
+        "subprocess.Popen = os.system = os.posix_spawn = os.fork = refuse\n"
+        "from kvbuild.runtime import device\n"
+        "device.detect()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

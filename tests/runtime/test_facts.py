@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvbuild.runtime.facts import Facts, driver_words
+from kvbuild.runtime.vendors import Marks
 
 H200 = Facts("nvidia", "sm_90", "NVIDIA H200", 0, 12080, "libcuda.so.1", "x86_64", "2.36")
+MARKS = Marks("cuda", "NVIDIA H200", "9.0", pci="10de", torch=("hip",), libraries=("libmusa.so",))
 
 
 def test_facts_survive_both_ways() -> None:
@@ -20,7 +23,7 @@ def test_facts_survive_both_ways() -> None:
     assert bare.libc_version is None and H200.libc_version == (2, 36)
 
 
-@pytest.mark.parametrize("name", sorted(H200.to_json()))
+@pytest.mark.parametrize("name", sorted(set(H200.to_json()) - {"marks"}))
 def test_every_field_is_required_and_typed(name: str) -> None:
     value: dict[str, Any] = H200.to_json()
     with pytest.raises(ValueError, match=f"^{name}: wanted"):
@@ -43,6 +46,46 @@ def test_every_field_is_required_and_typed(name: str) -> None:
 def test_mistakes_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Facts.from_json({**H200.to_json(), **changes})
+
+
+def test_marks_come_with_the_facts_and_may_stand_for_vendor_and_arch() -> None:
+    whole = replace(H200, marks=MARKS)
+    assert Facts.from_json(whole.to_json()) == whole
+    assert whole.reasons == ("its PCI vendor is 10de", "its name is NVIDIA H200") and H200.reasons == ()
+    value = whole.to_json()
+    del value["vendor"], value["arch"]
+    assert Facts.from_json(value) == whole
+    value["marks"] = {"api": "cuda", "name": "PPU-ZW810E", "capability": "8.0"}
+    assert (Facts.from_json(value).vendor, Facts.from_json(value).arch) == ("thead", "ppu001")
+    value["marks"] = None
+    with pytest.raises(ValueError, match="^vendor: wanted a value, found no such field"):
+        Facts.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vendor": "amd"}, "^vendor: wanted nvidia, as its marks say .its PCI vendor is 10de"),
+        ({"arch": "sm_80"}, "^arch: wanted sm_90, as its marks say"),
+        ({"marks": 5}, "^marks: wanted an object"),
+        ({"marks": {}}, "^marks.api: wanted a value, found no such field"),
+        ({"marks": {"api": "opencl"}}, '^marks.api: wanted "cuda" or'),
+        ({"marks": {"api": "cuda", "pci": "0x10de"}}, "^marks.pci: wanted four hex digits"),
+        (
+            {"marks": {"api": "cuda", "capability": "nine"}},
+            "^marks.capability: wanted a capability such as 8.0",
+        ),
+        ({"marks": {"api": "cuda", "torch": "hip"}}, "^marks.torch: wanted an array"),
+        ({"marks": {"api": "cuda", "color": 1}}, "^marks.color: wanted no field but"),
+        (
+            {"marks": {"api": "cuda", "name": "PPU-1", "pci": "10de"}},
+            "^marks: wanted marks of one vendor, found",
+        ),
+    ],
+)
+def test_mistakes_in_marks_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Facts.from_json({**replace(H200, marks=MARKS).to_json(), **changes})
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{}"])
