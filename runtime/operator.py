@@ -20,6 +20,7 @@ from .facts import Facts
 from .launcher import Launcher, load_launcher
 from .manifest import Target, Variant
 from .select import Choice, select
+from .vendors import torch_type
 
 
 def load(
@@ -251,8 +252,8 @@ class Operator:
 
     @property
     def device(self) -> str:
-        """The device it serves, as torch names it: cpu, cuda:0."""
-        return "cpu" if self._facts.vendor == "cpu" else f"cuda:{self._index}"
+        """The device it serves, as torch names it: cpu, cuda:0, musa:0."""
+        return "cpu" if self._facts.vendor == "cpu" else f"{torch_type(self._facts.vendor)}:{self._index}"
 
     def counters(self) -> dict[str, Any]:
         """What was done on this device through this bundle's code since it was opened, by all operators.
