@@ -6,7 +6,7 @@ Other vendors write the same thing under other names; `Notes` holds the names.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,20 +43,30 @@ class Notes:
         return member(argument, self.offset, int), member(argument, self.size, int)
 
     def _map(self, binary: bytes) -> Mapping[str, Any]:
-        for section in elf.read(binary).sections:
-            if not section.name.startswith(".note"):
-                continue
-            data, at = section.data, 0
-            while at + _HEADER.size <= len(data):
-                name_size, size, kind = _HEADER.unpack_from(data, at)
-                start = at + _HEADER.size + -(-name_size // 4) * 4
-                owner = data[at + _HEADER.size : at + _HEADER.size + name_size].rstrip(b"\0")
-                if kind == self.kind and owner == self.owner:
-                    value, _ = unpack(data, start)
-                    if isinstance(value, dict):
-                        return value
-                at = start + -(-size // 4) * 4
+        for owner, kind, section, start in _notes(binary):
+            if (owner, kind) == (self.owner, self.kind):
+                value, _ = unpack(section, start)
+                if isinstance(value, dict):
+                    return value
         raise ValueError(f"the code object has no {self.owner.decode()} metadata note")
+
+
+def owners(binary: bytes) -> set[bytes]:
+    """Whose notes an ELF file holds. ValueError where it is none."""
+    return {owner for owner, *_ in _notes(binary)}
+
+
+def _notes(binary: bytes) -> Iterator[tuple[bytes, int, bytes, int]]:
+    """Owner, kind, section and place in it of the content of each ELF note."""
+    for section in elf.read(binary).sections:
+        if not section.name.startswith(".note"):
+            continue
+        data, at = section.data, 0
+        while at + _HEADER.size <= len(data):
+            name_size, size, kind = _HEADER.unpack_from(data, at)
+            start = at + _HEADER.size + -(-name_size // 4) * 4
+            yield data[at + _HEADER.size : at + _HEADER.size + name_size].rstrip(b"\0"), kind, data, start
+            at = start + -(-size // 4) * 4
 
 
 AMDGPU = Notes(b"AMDGPU", 32, "amdhsa.kernels", ".offset", ".size")

@@ -204,7 +204,7 @@ def _rows(spec: Spec, name: TargetName, ratio: int, facts: Facts) -> tuple[Row, 
 def _space(name: TargetName) -> tuple[Row, ...]:
     vendor = targets.load(name.vendor)
     tiles = space.candidates(vendor.forms(name.arch), vendor.shared_memory(name.arch))
-    return tuple(Row(None, tile) for tile in tiles)
+    return tuple(Row(None, tile) for tile in tiles if vendor.SCRATCH or not route.scratch_per_output(tile))
 
 
 def _general(rows: Sequence[Row]) -> tuple[Row, ...]:

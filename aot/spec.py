@@ -190,7 +190,7 @@ def _section(vendor: str, value: document.Value) -> Section:
     for arch, rows in keys["tiles"].items() if "tiles" in keys else ():
         if arch not in archs:
             rows.fail(f"wanted an arch listed in targets.{vendor}.archs ({', '.join(archs)}), found {arch!r}")
-        tiles[str(arch)] = parse_rows(rows, nested=False, forms=module.forms(str(arch)))
+        tiles[str(arch)] = parse_rows(rows, nested=False, limits=targets.limits(vendor, str(arch)))
     extra = {name: read(keys[name]) for name, read in readers.items() if name in keys}
     return Section(vendor, archs, tiles, extra)
 

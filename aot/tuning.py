@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..kernels import tuning as tables
-from ..kernels.contract import COMPRESS_RATIOS
-from ..kernels.gpgpu.route import Tile
+from ..kernels.contract import COMPRESS_RATIOS, HEAD_DIM
+from ..kernels.gpgpu.route import Tile, scratch_per_output
 from . import document, targets
 from .errors import RequestError
+from .targets import Limits
 
 FOLDER = Path(next(iter(tables.__path__)))
 
@@ -60,23 +61,23 @@ def parse(text: str, file: str, target: str) -> Table:
     if keys["target"].text() != target:
         keys["target"].fail(f"wanted {target}, found {keys['target'].found()}")
     vendor, _, arch = target.partition(":")
-    forms = targets.load(vendor).forms(arch)
+    limits = targets.limits(vendor, arch)
     rows: dict[int, tuple[Row, ...]] = {}
     for ratio, value in keys["rows"].items():
         if type(ratio) is not int or ratio not in COMPRESS_RATIOS:
             value.fail(f"wanted one of {', '.join(map(str, COMPRESS_RATIOS))}, found {ratio!r}")
-        rows[ratio] = parse_rows(value, nested=True, forms=forms)
+        rows[ratio] = parse_rows(value, nested=True, limits=limits)
     for ratio in COMPRESS_RATIOS:
         if ratio not in rows:
             keys["rows"].fail(f"ratio {ratio} is missing; wanted {', '.join(map(str, COMPRESS_RATIOS))}")
     return Table(target, keys["measured"].boolean(), keys["source"].text(), rows)
 
 
-def parse_rows(value: document.Value, *, nested: bool, forms: tuple[str, ...]) -> tuple[Row, ...]:
+def parse_rows(value: document.Value, *, nested: bool, limits: Limits) -> tuple[Row, ...]:
     """A list of rows, by rising max_outputs.
 
     nested: each row is {max_outputs, tile: {...}, reason} as in a table; else the tile's own keys and an
-    optional max_outputs, as in build.yaml. forms: the forms of kernel that the arch can run.
+    optional max_outputs, as in build.yaml. limits: what the arch's tiles must keep to.
     """
     rows: list[Row] = []
     entries = value.list()
@@ -103,17 +104,26 @@ def parse_rows(value: document.Value, *, nested: bool, forms: tuple[str, ...]) -
                     f"max_outputs: wanted an integer above {floor} (rows rise by it, and only the last "
                     f"has none), found {limit!r}"
                 )
-        rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, forms)))
+        rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, limits)))
     return tuple(rows)
 
 
-def _tile(at: document.Value, mapping: Mapping[object, document.Value], forms: tuple[str, ...]) -> Tile:
+def _tile(at: document.Value, mapping: Mapping[object, document.Value], limits: Limits) -> Tile:
     try:
         tile = Tile.parse({str(key): value.scalar() for key, value in mapping.items()})
     except ValueError as error:
         at.fail(str(error))
-    if tile.form not in forms:
+    if tile.form not in limits.forms:
         if tile.cluster:
             at.fail("tile key 'cluster': wanted false, found true; this arch has no thread-block clusters")
         at.fail(f"tile key 'block_t': wanted 4, found {tile.block_t}; no kernel streams pages on this arch")
+    if tile.num_warps > limits.max_warps:
+        at.fail(
+            f"tile key 'num_warps': wanted at most {limits.max_warps} on this arch, found {tile.num_warps}"
+        )
+    if scratch_per_output(tile) and not limits.scratch:
+        at.fail(
+            f"wanted block_d {HEAD_DIM} and split 1, found {tile.block_d} and {tile.split}; such a tile takes "
+            "scratch memory, and this vendor's driver is not known to allocate in a stream's order"
+        )
     return tile

@@ -117,8 +117,7 @@ class Vendor(Protocol):
         """
 
     def resources(self, binary: bytes, entry: str) -> Mapping[str, int]:
-        """Registers and spill bytes of the kernel, for the report; empty where the format is not public.
-        ValueError if it cannot be read."""
+        """Registers and spill bytes of the kernel, for the report. ValueError if it cannot be read."""
 
 
 @functools.cache

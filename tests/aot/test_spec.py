@@ -11,6 +11,7 @@ from kvbuild.aot import spec, targets
 from kvbuild.aot.errors import RequestError
 from kvbuild.kernels.gpgpu.route import Tile
 
+VENDORS = ", ".join(targets.names())
 GOOD = """\
 version: 1
 compress_ratios: [128, 512]
@@ -85,7 +86,7 @@ MISTAKES = [
     ("fp_fusion: false", "fp_fusion: true", 5, "numerics.fp_fusion: wanted false, found true; fused"),
     ("fp_fusion: false", "fp_fusion: 0", 5, "numerics.fp_fusion: wanted true or false, found 0"),
     ("fp_fusion: false", "fp_fusion: false, tf32: true", 5, "numerics.tf32: unknown key 'tf32'"),
-    ("  nvidia:", "  nvidai:", 8, "targets.nvidai: unknown vendor 'nvidai'; wanted one of amd, cpu, nvidia"),
+    ("  nvidia:", "  nvidai:", 8, f"targets.nvidai: unknown vendor 'nvidai'; wanted one of {VENDORS}"),
     ("[sm_80, sm_90]", "[sm_80, sm_91]", 8, r"targets.nvidia.archs[1]: wanted one of sm_80, sm_86"),
     ("[sm_80, sm_90]", "[sm_80, sm_80]", 8, "'sm_80' stands twice"),
     ("[sm_80, sm_90]", "[sm_80, 3, 4]", 8, "found 3"),
@@ -195,7 +196,7 @@ def test_a_vendor_alone_is_every_arch_that_is_listed() -> None:
             (),
             "no target was named; wanted at least one of nvidia:sm_80, nvidia:sm_90, amd:gfx942, cpu:x86_64",
         ),
-        (("intel:xe",), "unknown vendor 'intel'; wanted one of amd, cpu, nvidia"),
+        (("intel:xe",), f"unknown vendor 'intel'; wanted one of {VENDORS}"),
         (("nvidia:sm_75",), "kvbuild knows no such arch; wanted one of nvidia:sm_80, nvidia:sm_90"),
         (("nvidia:",), "knows no such arch"),
         (("nvidia:sm_100",), "build.yaml does not list it; .*add sm_100 to targets.nvidia.archs"),
@@ -205,6 +206,48 @@ def test_a_vendor_alone_is_every_arch_that_is_listed() -> None:
 def test_unknown_targets_are_refused_with_a_list(wanted: tuple[str, ...], text: str) -> None:
     with pytest.raises(RequestError, match=text):
         names(*wanted)
+
+
+NEEDS_SCRATCH = "{block_t: 4, block_d: 64, split: 1, num_warps: 1, num_stages: 1}"
+ALONE = "{block_t: 4, block_d: 512, split: 1, num_warps: 4, num_stages: 1}"
+
+
+def with_vendors(*sections: str) -> spec.Spec:
+    return spec.parse(GOOD.replace("  cpu:\n", "".join(f"  {each}\n" for each in sections) + "  cpu:\n", 1))
+
+
+def test_one_vendors_tiles_are_overridden_without_another_ones() -> None:
+    given = with_vendors(
+        f"metax: {{archs: [c500, c600], tiles: {{c500: [{ALONE}]}}}}",
+        "hygon: {archs: [gfx936]}",
+    )
+    assert [row.tile for row in given.targets["metax"].tiles["c500"]] == [Tile(4, 512, 1, 4, 1)]
+    assert "c600" not in given.targets["metax"].tiles
+    assert given.targets["hygon"].tiles == {}
+    assert given.targets["amd"].tiles.keys() == {"gfx942"}
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (
+            f"tianshu: {{archs: [ivcore11], tiles: {{ivcore11: [{NEEDS_SCRATCH}]}}}}",
+            "wanted block_d 512 and split 1, found 64 and 1; such a tile takes scratch memory, and this "
+            "vendor's driver is not known to allocate in a stream's order",
+        ),
+        (
+            "mthreads: {archs: [mp_22], tiles: {mp_22: [" + ALONE.replace("num_warps: 4", "num_warps: 16") + "]}}",
+            "tile key 'num_warps': wanted at most 8 on this arch, found 16",
+        ),
+        (
+            "thead: {archs: [ppu001], tiles: {ppu001: [" + ALONE.replace("block_t: 4", "block_t: 8") + "]}}",
+            "tile key 'block_t': wanted 4, found 8; no kernel streams pages on this arch",
+        ),
+    ],
+)
+def test_a_tile_that_an_arch_cannot_launch_is_refused(section: str, text: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(text)):
+        with_vendors(section)
 
 
 def test_a_vendor_that_the_file_leaves_out_is_refused() -> None:

@@ -2,24 +2,58 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvbuild.aot import codeobject, elf, targets
+from kvbuild.aot import codeobject, elf, offload, targets, tuning
+from kvbuild.aot.launcher.vendors import VENDORS
 from kvbuild.aot.pool import Compiled
-from kvbuild.aot.targets import Parameter, Vendor, amd, cpu, nvidia
+from kvbuild.aot.targets import (
+    Parameter,
+    Vendor,
+    amd,
+    cpu,
+    hygon,
+    metax,
+    mthreads,
+    nvidia,
+    thead,
+    tianshu,
+)
 from kvbuild.kernels.gpgpu import route
 
 VERSIONS = {"triton": "3.9.0", "ptxas": "12.9.86", "ptxas-blackwell": "13.4.59"}
 EVERY = [(name, arch) for name in targets.names() for arch in targets.load(name).ARCHS]
+GPGPU = [name for name in targets.names() if targets.load(name).ROUTE == "gpgpu"]
 USER_ARGUMENTS = 4
 
 
 def test_a_vendor_is_a_file() -> None:
-    assert targets.names() == ("amd", "cpu", "nvidia")
+    folder = Path(targets.__file__).parent
+    assert targets.names() == tuple(sorted(path.stem for path in folder.glob("[a-z]*.py")))
+    assert {"amd", "cpu", "hygon", "metax", "mthreads", "nvidia", "thead", "tianshu"} <= set(targets.names())
+
+
+def test_a_launcher_exists_for_every_vendor_and_agrees_about_scratch() -> None:
+    assert VENDORS.keys() >= set(GPGPU)
+    for name in GPGPU:
+        assert VENDORS[name].scratch is targets.load(name).SCRATCH, name
+
+
+def test_nothing_else_names_a_vendor() -> None:
+    """Adding a vendor touches its own file and its entry among the launchers' vendors, nothing else here."""
+    names = re.compile(rf"\b({'|'.join(name for name in GPGPU if name not in ('amd', 'nvidia'))})\b")
+    folder = Path(targets.__file__).parents[1]
+    own = [folder / "targets" / f"{name}.py" for name in GPGPU]
+    mine = [*own, folder / "launcher" / "vendors.py"]
+    files = [path for path in folder.rglob("*.[pch]*") if path.suffix in (".py", ".c", ".h")]
+    assert len(files) > len(mine)
+    assert [str(path) for path in files if path not in mine and names.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("vendor", targets.names())
@@ -36,7 +70,10 @@ def test_every_vendor_has_what_the_protocol_lists(vendor: str) -> None:
 @pytest.mark.parametrize(("vendor", "arch"), EVERY)
 def test_numbers_are_pinned_on_every_arch(vendor: str, arch: str) -> None:
     module = targets.load(vendor)
-    assert module.numerics() == {"fp_fusion": False, "denormals": "preserve"}
+    assert module.numerics().keys() == {"fp_fusion", "denormals"}
+    assert module.numerics()["fp_fusion"] is False
+    if vendor in ("amd", "cpu", "hygon", "nvidia"):
+        assert module.numerics()["denormals"] == "preserve"
     if module.ROUTE == "gpgpu":
         (form,) = route.kernels_for(128, "general", route.Tile(4, 512, 1, 8, 1))
         assert module.options(form)["enable_fp_fusion"] is False

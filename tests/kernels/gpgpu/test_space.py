@@ -23,7 +23,7 @@ def candidates(vendor: str, arch: str) -> tuple[route.Tile, ...]:
 @pytest.mark.parametrize(("vendor", "arch"), EVERY)
 def test_every_candidate_can_be_planned_and_is_there_once(vendor: str, arch: str) -> None:
     found = candidates(vendor, arch)
-    assert len(set(found)) == len(found) >= 36
+    assert len(set(found)) == len(found) >= 24
     for tile in found:
         tile.check()
         assert route.kernels_for(128, "aligned", tile)
