@@ -14,7 +14,7 @@ from typing import Any
 from ...kernels.contract import COMPRESS_RATIOS, SPECIALISED_BLOCK_SIZE
 from ...kernels.gpgpu.route import ALIGNED_FIELDS
 from ..errors import BuildError
-from .staged import generate_staged_table, read_target
+from .staged import generate_staged_table
 from .vendors import VENDORS, Vendor
 
 MAX_PARAMETERS = 64
@@ -52,7 +52,7 @@ def generate_table(target: Mapping[str, Any]) -> str:
     """
     vendor = vendor_of(target)
     if vendor.staged:
-        return generate_staged_table(read_target(target, vendor.device_type))
+        return generate_staged_table(target, vendor.device_type)
     kernels: Sequence[Mapping[str, Any]] = target["kernels"]
     variants: Sequence[Mapping[str, Any]] = target["variants"]
     for kernel in kernels:

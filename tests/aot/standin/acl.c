@@ -13,7 +13,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
-#include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "record.h"
 
@@ -135,7 +135,8 @@ EXPORT int aclrtGetHardwareSyncAddr(void **address) {
 
 /* What a bundle calls a device binary may be this host's code under the chip's machine number. */
 static run_function host_code(const void *data, size_t size) {
-  int file = memfd_create("kernel", 0);
+  /* glibc 2.17 has no function for it. */
+  int file = (int)syscall(SYS_memfd_create, "kernel", 0);
   char path[64], machine[2] = {0, 0};
   if (file < 0 || size < 64 || write(file, data, size) != (ssize_t)size) return NULL;
   int own = open("/proc/self/exe", O_RDONLY);
@@ -271,6 +272,7 @@ EXPORT int aclrtSynchronizeStream(void *stream) {
 EXPORT int aclrtLaunchKernelWithHostArgs(void *kernel, uint32_t blocks, void *stream, void *config, void *block,
                                          size_t size, void *holders, size_t num_holders) {
   FAIL_ON_DEMAND("aclrtLaunchKernelWithHostArgs");
+  wait_at_gate("aclrtLaunchKernelWithHostArgs");
   const function *which = kernel;
   char text[2 * sizeof((work *)0)->block + 1] = "";
   work what = {.stream = stream, .kernel = kernel, .blocks = blocks, .size = size};
