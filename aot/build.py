@@ -192,7 +192,7 @@ class _Run:
                     continue
                 named = {host: _store(blobs, own[host]) for host in sorted(own)}
                 made.append(replace(target, launchers=named))
-        used = {blob for target in made for blob in target.kernel_blobs}
+        used = {blob for target in made for blob in target.kernel_blobs.values()}
         for artifact in artifacts.values():
             if artifact.blob in used:
                 _store(blobs, artifact.data)

@@ -27,7 +27,7 @@ from .launchtable import (
     launch_table_digest,
     table_digest,
 )
-from .staged import Staged, StagedVariant, StageKernel
+from .staged import Staged, StagedVariant
 from .strictjson import JsonError, Node, canonical, field_names, parse, shown
 
 SCHEMA = 2
@@ -83,13 +83,15 @@ class Target:
     @property
     def blobs(self) -> frozenset[str]:
         """The sha256 of every blob this target refers to."""
-        return frozenset(self.launchers.values()) | self.kernel_blobs
+        return frozenset((*self.launchers.values(), *self.kernel_blobs.values()))
 
     @property
-    def kernel_blobs(self) -> frozenset[str]:
-        """The sha256 of what its kernels were compiled to."""
-        kernels: tuple[Kernel | StageKernel, ...] = self.staged.kernels if self.staged else self.kernels
-        return frozenset(kernel.blob for kernel in kernels)
+    def kernel_blobs(self) -> Mapping[str, str]:
+        """The sha256 of what its kernels were compiled to, by the name that its launchers know it by: the
+        digest itself, or the kernel's name where the target is staged."""
+        if self.staged:
+            return {kernel.name: kernel.blob for kernel in self.staged.kernels}
+        return {kernel.blob: kernel.blob for kernel in self.kernels}
 
     @property
     def variant_names(self) -> tuple[str, ...]:
@@ -137,10 +139,13 @@ class Target:
         elif not self.staged and not self.variants:
             at["variants"].fail("one variant or more", "none")
         check_table(self.kernels, self.variants, at["kernels"], at["variants"])
-        tables = ("kernels", "operators", "variants") if self.staged else ("kernels", "variants")
-        digest = table_digest({name: at[name].value for name in tables})
+        if self.staged:
+            digest, what = self.staged.digest, "kernels (without their blobs), operators and variants"
+        else:
+            digest = table_digest({name: at[name].value for name in ("kernels", "variants")})
+            what = "kernels and variants"
         if digest != self.launch_table:
-            at["launch_table"].fail(f"{digest}, the digest of this target's {' and '.join(tables)}")
+            at["launch_table"].fail(f"{digest}, the digest of this target's {what}")
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in _TARGET_FIELDS}

@@ -63,7 +63,7 @@ def load(
 
 
 def _open(bundle: Bundle, choice: Choice, facts: Facts) -> Operator:
-    blobs = {blob: bundle.read(blob) for blob in sorted(choice.target.kernel_blobs)}
+    blobs = {name: bundle.read(blob) for name, blob in choice.target.kernel_blobs.items()}
     # Read here, not when the launcher is first loaded, so that a damaged one is refused every time.
     content = bundle.read(choice.launcher)
     try:
@@ -96,7 +96,7 @@ class Operator:
             plain = object.__new__(type(self))
             plain.__dict__.update(self.__dict__)
             self.compress = direct.whole(  # type: ignore[method-assign]
-                launcher.library, plain.compress, self._closed, facts.index
+                launcher.library, plain.compress, self._closed, self.device
             )
 
     def compress(
@@ -233,7 +233,9 @@ class Operator:
             return kv_cache
 
         scalars = (block_size, compress_ratio, rms_norm_eps)
-        return direct.step(self._launcher.library, step, self._closed, fixed, VARYING, *scalars)
+        return direct.step(
+            self._launcher.library, step, self._closed, self.device, fixed, VARYING, *scalars
+        )
 
     @property
     def target(self) -> Target:

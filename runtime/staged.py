@@ -187,14 +187,16 @@ class Staged:
         return staged
 
     @property
-    def table(self) -> dict[str, Any]:
-        """What a launcher is generated from, as JSON."""
-        return {name: value for name, value in self.to_json().items() if name != "stage"}
-
-    @property
     def digest(self) -> str:
-        """The sha256 of the table's canonical JSON."""
-        return hashlib.sha256(canonical(self.table)).hexdigest()
+        """The sha256 of the canonical JSON of {kernels, operators, variants} without the kernels' blobs.
+
+        A launcher knows a kernel's binary by the kernel's name, so that it stays as it is when the kernels
+        are compiled to the end.
+        """
+        table = {name: value for name, value in self.to_json().items() if name != "stage"}
+        for kernel in table["kernels"]:
+            del kernel["blob"]
+        return hashlib.sha256(canonical(table)).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         return {
