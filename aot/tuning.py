@@ -123,7 +123,7 @@ def _tile(at: document.Value, mapping: Mapping[object, document.Value], limits: 
         )
     if scratch_per_output(tile) and not limits.scratch:
         at.fail(
-            f"wanted block_d {HEAD_DIM} and split 1, found {tile.block_d} and {tile.split}; such a tile takes "
-            "scratch memory, and this vendor's driver is not known to allocate in a stream's order"
+            f"wanted block_d {HEAD_DIM} and split 1, found {tile.block_d} and {tile.split}; such a tile "
+            "takes scratch memory, and this vendor's driver is not known to allocate in a stream's order"
         )
     return tile

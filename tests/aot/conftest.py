@@ -89,7 +89,7 @@ class Tiny:
         )
 
     def plan(self, *planned: PlannedTarget) -> Plan:
-        return Plan(planned, self.sources, dict.fromkeys(("nvidia", "amd"), (sys.executable,)))
+        return Plan(planned, self.sources, dict.fromkeys(targets.names(), (sys.executable,)))
 
     def compile(self, *units: Unit, jobs: int = 1, limit_s: float = 200.0) -> list[Compiled | Failed]:
         """The outcomes of a pool, in the order of `units`."""

@@ -148,3 +148,27 @@ def test_without_a_general_variant_the_target_is_left_out_and_named(tiny: Any) -
     assert assembled.dropped[-1] == (
         "nvidia:sm_90: the whole target, for want of ratio 256's general variant"
     )
+
+
+def test_binaries_of_two_machines_make_no_target(tiny: Any) -> None:
+    planned = tiny.target("nvidia:sm_90", units(tiny))
+    made = {kernel.unit.key: artifact(kernel.unit) for kernel in planned.kernels}
+    first = planned.kernels[0].unit.key
+    made[first] = replace(made[first], machine=191)
+    assembled = assemble(planned, made)
+    assert assembled.target is None
+    assert assembled.dropped == (
+        "nvidia:sm_90: the whole target, for its binaries are of the ELF machines 190, 191",
+    )
+
+
+def test_derived_parameters_are_said_in_the_manifest(tiny: Any) -> None:
+    planned = tiny.target("nvidia:sm_90", units(tiny))
+    made = {kernel.unit.key: artifact(kernel.unit) for kernel in planned.kernels}
+    read = assemble(planned, made).target
+    made = {key: replace(each, derived=True) for key, each in made.items()}
+    derived = assemble(planned, made).target
+    assert read is not None and derived is not None
+    assert "parameters" not in read.toolchain
+    assert derived.toolchain["parameters"] == "derived from Triton 3.9.0; the binaries do not tell them"
+    assert {**derived.toolchain, "parameters": ""} == {**read.toolchain, "parameters": ""}

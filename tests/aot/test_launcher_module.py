@@ -1,7 +1,7 @@
 """The launchers of the vendors whose driver loads modules, each against a stand-in for its library.
 
-What they launch comes the builder's own way: planned by the vendor's tuning tables, and made-up binaries checked
-and assembled as the compiler's would be.
+What they launch comes the builder's own way: planned by the vendor's tuning tables, and made-up binaries
+checked and assembled as the compiler's would be.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SHARED = {"compress_scan": 0, "compress_finalize": 96, "compress_fused": 2048}
 
 @dataclass(frozen=True)
 class Case:
-    """A vendor as its driver is known: an arch, a Triton it has, where its tensors live, its driver's library,
-    the functions in the order a first call with scratch needs them, and what it calls running out of memory."""
+    """A vendor as its driver is known: an arch, a Triton it has, where tensors live, its driver's library
+    and stand-in, some of its functions, what it calls running out of memory, how its devices are shown."""
 
     arch: str
     triton: str
@@ -129,14 +129,13 @@ def bench(vendor: str, session_folder: Path, worker_id: str) -> tuple[harness.Be
 
 @pytest.fixture
 def run(vendor: str, bench: tuple[harness.Bench, Path], tmp_path: Path) -> Any:
-    """run(scenario, **settings of the driver) with PLACE for the vendor's device 0, OTHER for its device 1."""
+    """run(scenario, **settings of the driver), with PLACE for the vendor's device 0 and OTHER for 1."""
     kernel = bench[0].target["kernels"][0]
     sizes = [str(arg["size"]) for arg in kernel["args"]] + ["8"] * kernel["hidden"]
 
     def scenario(text: str, **settings: str) -> tuple[Any, list[dict[str, Any]]]:
-        places = "".join(
-            f"{name} = ({CASES[vendor].device_type}, {index})\n" for index, name in enumerate(("PLACE", "OTHER"))
-        )
+        kind = CASES[vendor].device_type
+        places = f"PLACE, OTHER = ({kind}, 0), ({kind}, 1)\n"
         given = {"KVB_STANDIN_ARGS": ",".join(sizes), **settings}
         return bench[0].run(places + harness.textwrap.dedent(text), tmp_path, bench[1], **given)
 
@@ -147,12 +146,13 @@ def variant_of(target: Mapping[str, Any], ratio: int, layout: str, num_outputs: 
     """What a launcher chooses, by the manifest's own words."""
     for variant in target["variants"]:
         limit = variant["max_outputs"]
-        if variant["ratio"] == ratio and variant["layout"] == layout and (limit is None or num_outputs <= limit):
+        fits = limit is None or num_outputs <= limit
+        if fits and (variant["ratio"], variant["layout"]) == (ratio, layout):
             return dict(variant)
     raise AssertionError
 
 
-def expected_arguments(call: Mapping[str, Any], scratch: int, num_outputs: int, hidden: int) -> list[str]:
+def expected_arguments(weight_is_fp32: int, scratch: int, num_outputs: int, hidden: int) -> list[str]:
     """The bytes of each argument for client.operands, by the operands' contract."""
     values: dict[str, tuple[str, Any]] = {
         "state_cache": ("<Q", 0x100000), "token_to_req": ("<Q", 0x200004), "positions": ("<Q", 0x300008),
@@ -163,7 +163,7 @@ def expected_arguments(call: Mapping[str, Any], scratch: int, num_outputs: int, 
         "block_size": ("<q", 8), "num_tokens": ("<q", 7), "num_outputs": ("<q", num_outputs),
         "num_reqs": ("<q", 2), "blocks_per_req": ("<q", 6), "block_table_stride": ("<q", 9),
         "max_pos": ("<q", 11), "cos_sin_stride": ("<q", 80), "kv_pages": ("<q", 3),
-        "kv_page_stride": ("<q", 37456), "weight_is_fp32": ("<i", call["weight_is_fp32"]),
+        "kv_page_stride": ("<q", 37456), "weight_is_fp32": ("<i", weight_is_fp32),
         "rms_norm_eps": ("<f", 1e-6),
     }  # fmt: skip
     packed = [struct.pack(*values[arg.field]).hex() for arg in route.ARGS]
@@ -176,9 +176,9 @@ def test_every_launch_is_what_the_manifest_says(
     vendor: str, run: Any, bench: tuple[harness.Bench, Path], ratio: int, layout: str
 ) -> None:
     case, target = CASES[vendor], bench[0].target
-    weight = "" if layout == "aligned" else ', rms_norm_weight=tensor((512,), "float32", 0x600010, None, PLACE)'
+    wide = 'rms_norm_weight=tensor((512,), "float32", 0x600010, None, PLACE)' if layout == "general" else ""
     said, calls = run(
-        f"kvb.open(); say(kvb.compress(operands(PLACE, 3, compress_ratio={ratio}{weight}), 77))"
+        f"kvb.open(); say(kvb.compress(operands(PLACE, 3, compress_ratio={ratio}, {wide}), 77))"
     )
     assert said is None
     variant = variant_of(target, ratio, layout, 3)
@@ -186,7 +186,7 @@ def test_every_launch_is_what_the_manifest_says(
     launches = harness.launches(calls)
     assert [launch["name"] for launch in launches] == [kernels[name]["entry"] for name in variant["kernels"]]
     scratch = 0x5C0000 if variant["scratch_per_output"] else 0
-    arguments = expected_arguments({"weight_is_fp32": int(layout == "general")}, scratch, 3, HIDDEN[case.triton])
+    arguments = expected_arguments(int(layout == "general"), scratch, 3, HIDDEN[case.triton])
     for launch, name in zip(launches, variant["kernels"], strict=True):
         kernel = kernels[name]
         assert launch["by"] == case.launch
@@ -251,8 +251,9 @@ def test_open_says_what_the_driver_said_and_leaves_nothing(vendor: str, run: Any
     prefix = case.launch[: 3 if vendor == "hygon" else 2]
     devices = vendor in ("hygon", "metax")
     function = {
-        "Init": "Init", "Count": "GetDeviceCount" if devices else "DeviceGetCount", "Load": "ModuleLoadData@2",
-        "Function": "ModuleGetFunction@3", "Choose": "SetDevice" if devices else "CtxSetCurrent",
+        "Init": "Init", "Count": "GetDeviceCount" if devices else "DeviceGetCount",
+        "Load": "ModuleLoadData@2", "Function": "ModuleGetFunction@3",
+        "Choose": "SetDevice" if devices else "CtxSetCurrent",
     }[step]  # fmt: skip
     said, calls = run(
         "say([kvb.open(1), kvb.compress(operands(OTHER))])", KVB_STANDIN_FAIL=f"{prefix}{function}=2"
@@ -369,5 +370,6 @@ def test_scratch_without_an_allocator_is_refused() -> None:
 def test_a_block_too_large_is_refused() -> None:
     target = json.loads(json.dumps(target_of("mthreads", "mp_22", "3.2.0")[0]))
     target["kernels"][0]["num_warps"] = 16
-    with pytest.raises(BuildError, match="num_warps: wanted at most 1024 threads a block, 128 a warp, found 16"):
+    text = "num_warps: wanted at most 1024 threads a block, 128 a warp, found 16"
+    with pytest.raises(BuildError, match=text):
         generate.generate_table(target)

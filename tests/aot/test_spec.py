@@ -236,11 +236,11 @@ def test_one_vendors_tiles_are_overridden_without_another_ones() -> None:
             "vendor's driver is not known to allocate in a stream's order",
         ),
         (
-            "mthreads: {archs: [mp_22], tiles: {mp_22: [" + ALONE.replace("num_warps: 4", "num_warps: 16") + "]}}",
+            f"mthreads: {{archs: [mp_22], tiles: {{mp_22: [{ALONE.replace('warps: 4', 'warps: 16')}]}}}}",
             "tile key 'num_warps': wanted at most 8 on this arch, found 16",
         ),
         (
-            "thead: {archs: [ppu001], tiles: {ppu001: [" + ALONE.replace("block_t: 4", "block_t: 8") + "]}}",
+            f"thead: {{archs: [ppu001], tiles: {{ppu001: [{ALONE.replace('_t: 4', '_t: 8')}]}}}}",
             "tile key 'block_t': wanted 4, found 8; no kernel streams pages on this arch",
         ),
     ],

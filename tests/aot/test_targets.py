@@ -3,28 +3,16 @@ from __future__ import annotations
 import inspect
 import random
 import re
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvbuild.aot import codeobject, elf, offload, targets, tuning
+from kvbuild.aot import elf, targets
 from kvbuild.aot.launcher.vendors import VENDORS
 from kvbuild.aot.pool import Compiled
-from kvbuild.aot.targets import (
-    Parameter,
-    Vendor,
-    amd,
-    cpu,
-    hygon,
-    metax,
-    mthreads,
-    nvidia,
-    thead,
-    tianshu,
-)
+from kvbuild.aot.targets import Parameter, Vendor, amd, cpu, nvidia
 from kvbuild.kernels.gpgpu import route
 
 VERSIONS = {"triton": "3.9.0", "ptxas": "12.9.86", "ptxas-blackwell": "13.4.59"}
@@ -184,14 +172,6 @@ def test_no_damage_is_anything_but_a_value_error(
     assert outcomes == {"read", "refused"}
 
 
-@pytest.mark.parametrize(
-    "packed", [b"\x81\x90\x01", b"\x81\x80\x01", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff\x01"], ids=repr
-)
-def test_messagepack_that_no_compiler_writes_is_a_value_error(packed: bytes) -> None:
-    with pytest.raises(ValueError, match="metadata"):
-        codeobject.unpack(packed, 0)
-
-
 @pytest.mark.parametrize("length", [0, 4, 7, 9, 12])
 def test_a_cubin_attribute_of_another_size_is_a_value_error(
     length: int, compiled_tiny: dict[str, Compiled]
@@ -211,37 +191,3 @@ def test_an_unknown_kernel_name_is_a_value_error(name: str, compiled_tiny: dict[
     compiled = compiled_tiny[name]
     with pytest.raises(ValueError, match="other"):
         targets.load(compiled.unit.vendor).parameters(compiled.data, "other")
-
-
-@pytest.mark.parametrize(
-    ("packed", "value"),
-    [
-        (b"\x07", 7),
-        (b"\xff", -1),
-        (b"\xc0", None),
-        (b"\xc2", False),
-        (b"\xc3", True),
-        (b"\xcc\xff", 255),
-        (b"\xcd\x01\x00", 256),
-        (b"\xce\x00\x01\x00\x00", 65536),
-        (b"\xd1\xff\xfe", -2),
-        (b"\xcb" + struct.pack(">d", 1.5), 1.5),
-        (b"\xa3abc", "abc"),
-        (b"\xd9\x02ab", "ab"),
-        (b"\xc4\x01\x00", b"\x00"),
-        (b"\x92\x01\xa1x", [1, "x"]),
-        (b"\xdc\x00\x01\x05", [5]),
-        (b"\x81\xa1k\x90", {"k": []}),
-        (b"\xde\x00\x01\xa1k\x05", {"k": 5}),
-    ],
-)
-def test_messagepack_values(packed: bytes, value: object) -> None:
-    assert codeobject.unpack(packed, 0) == (value, len(packed))
-    if len(packed) > 1:
-        with pytest.raises(ValueError, match="cut off"):
-            codeobject.unpack(packed[:-1], 0)
-
-
-def test_an_unknown_messagepack_tag_is_named() -> None:
-    with pytest.raises(ValueError, match="0xc1"):
-        codeobject.unpack(b"\xc1", 0)

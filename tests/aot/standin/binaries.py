@@ -1,4 +1,4 @@
-"""Made-up device binaries: what each vendor's compiler writes, as far as it is known, around no code at all."""
+"""Made-up device binaries: what each vendor's compiler writes, as far as it is known, around no code."""
 
 from __future__ import annotations
 
