@@ -12,9 +12,10 @@ import ctypes
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
+from . import torch_place
 from .arguments import OPERANDS, explain
 
 _CAPSULE = b"dlpack_exchange_api"
@@ -39,7 +40,7 @@ class _Given(ctypes.Structure):
     _fields_ = (
         ("exchange", ctypes.c_void_p), ("types", ctypes.c_void_p * 2), ("plain", ctypes.py_object),
         ("refuse", ctypes.py_object), ("keep", ctypes.py_object), ("closed", ctypes.c_void_p),
-        ("device_id", ctypes.c_int64),
+        ("device_id", ctypes.c_int64), ("torch", torch_place.Place),
     )  # fmt: skip
 
 
@@ -60,15 +61,15 @@ def exchange_api() -> int | None:
     return address if ExchangeAPI.from_address(address).major == _DLPACK_MAJOR else None
 
 
-def whole(library: ctypes.CDLL, plain: Callable[..., Any], closed: ctypes.c_int32, device_id: int) -> Any:
+def whole(library: ctypes.CDLL, plain: Callable[..., Any], closed: ctypes.c_int32, device: str) -> Any:
     """The function to call as an operator's `compress`: a direct one where it can be had, else `plain`.
 
-    library:   the launcher
-    plain:     serves what the direct function does not; must not refer to what holds the direct function
-    closed:    not 0 once the operator is closed, which `plain` then says
-    device_id: the operator's; for tensors elsewhere `plain` has words
+    library: the launcher
+    plain:   serves what the direct function does not; must not refer to what holds the direct function
+    closed:  not 0 once the operator is closed, which `plain` then says
+    device:  the operator's; for tensors elsewhere `plain` has words
     """
-    given = _given(plain, partial(_refuse, OPERANDS), closed, device_id)
+    given = _given(plain, partial(_refuse, OPERANDS), closed, device)
     make = _maker(library, "kvb_python_compress", ctypes.POINTER(_Given))
     return (given and make and make(given)) or plain
 
@@ -77,6 +78,7 @@ def step(
     library: ctypes.CDLL,
     plain: Callable[..., Any],
     closed: ctypes.c_int32,
+    device: str,
     fixed: tuple[Any, ...],
     varying: Sequence[str],
     block_size: Any,
@@ -89,7 +91,7 @@ def step(
     fixed:   the tensors in the launcher's order, kept alive by the function, which returns the last
     varying: the names of what a step takes
     """
-    given = _given(plain, partial(_refuse, varying), closed, 0)
+    given = _given(plain, partial(_refuse, varying), closed, device)
     objects = ctypes.py_object * len(fixed)
     scalars = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double)
     make = _maker(library, "kvb_python_step", ctypes.POINTER(_Given), objects, *scalars)
@@ -99,17 +101,24 @@ def step(
     return make(given, objects(*fixed), *numbers) or plain
 
 
+@cache
+def _place(on_cpu: bool) -> torch_place.Place:
+    return torch_place.find(sys.modules["torch"], on_cpu)
+
+
 def _given(
-    plain: Callable[..., Any], refuse: Callable[..., NoReturn], closed: ctypes.c_int32, device_id: int
+    plain: Callable[..., Any], refuse: Callable[..., NoReturn], closed: ctypes.c_int32, device: str
 ) -> _Given | None:
     exchange = exchange_api()
     if exchange is None:
         return None
+    kind, _, index = device.partition(":")
     torch = sys.modules["torch"]
     types = (ctypes.c_void_p * 2)(id(torch.Tensor), id(torch.nn.Parameter))
     return _Given(
-        exchange, types, plain, refuse, ctypes.py_object(closed), ctypes.addressof(closed), device_id
-    )
+        exchange, types, plain, refuse, ctypes.py_object(closed), ctypes.addressof(closed),
+        int(index or 0), _place(kind == "cpu"),
+    )  # fmt: skip
 
 
 def _maker(library: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., Any] | None:

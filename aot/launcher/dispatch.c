@@ -84,10 +84,11 @@ static int launch_variant(kvb_device *device, const kvb_variant *variant, kvb_op
   int code = kvb_driver_alloc(&device->context, bytes, stream, &operands->scratch);
   if (code != KVB_OK) return code;
   code = launch_kernels(device, variant, operands, stream);
-  kvb_hold_error(code != KVB_OK);
-  int freed = kvb_driver_free(operands->scratch, stream);
+  if (code == KVB_OK) return kvb_driver_free(operands->scratch, stream);
+  kvb_hold_error(1);
+  (void)kvb_driver_free(operands->scratch, stream);
   kvb_hold_error(0);
-  return code != KVB_OK ? code : freed;
+  return code;
 }
 
 int kvb_target_begin(DLDevice place, const char *function, void **lent) {
@@ -118,13 +119,15 @@ int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
   if (code == KVB_OK) code = kvb_driver_enter(&device->context, &scope);
   if (code != KVB_OK) return code;
   code = launch_variant(device, variant, operands, stream);
-  kvb_hold_error(code != KVB_OK);
-  int left = kvb_driver_leave(&scope);
-  kvb_hold_error(0);
-  if (code == KVB_OK) code = left;
-  if (code == KVB_OK) {
-    atomic_fetch_add_explicit(&device->launches[chosen], 1, memory_order_relaxed);
-    if (!variant->aligned) atomic_fetch_add_explicit(&device->general_calls, 1, memory_order_relaxed);
+  if (code != KVB_OK) {
+    kvb_hold_error(1);
+    (void)kvb_driver_leave(&scope);
+    kvb_hold_error(0);
+    return code;
   }
-  return code;
+  code = kvb_driver_leave(&scope);
+  if (code != KVB_OK) return code;
+  atomic_fetch_add_explicit(&device->launches[chosen], 1, memory_order_relaxed);
+  if (!variant->aligned) atomic_fetch_add_explicit(&device->general_calls, 1, memory_order_relaxed);
+  return KVB_OK;
 }

@@ -24,7 +24,7 @@ MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
 
 
-COMMON_SOURCES = ("error.c", "check.c", "call.c", "manifest.c", "plain.c", "ffi.c", "python.c")
+COMMON_SOURCES = ("error.c", "check.c", "call.c", "manifest.c", "plain.c", "ffi.c", "python.c", "torch.c")
 
 
 def launch_table_digest(kernels: Sequence[Mapping[str, Any]], variants: Sequence[Mapping[str, Any]]) -> str:

@@ -1,5 +1,5 @@
-/* Calls from Python that hand torch's tensors over as they are: described in place by torch's DLPack exchange API,
- * without a conversion and without taking hold of them. What is called is an ordinary built-in function.
+/* Calls from Python that hand torch's tensors over as they are: read in place, or described by torch's DLPack
+ * exchange API; converted by nobody, and held by the caller alone. What is called is an ordinary built-in function.
  *
  * No Python header is used: these are functions of CPython's stable ABI, the same from 3.10 on. They are weak, so
  * that the object also loads where there is no interpreter. Builds without a global lock are not served. */
@@ -80,12 +80,20 @@ PyObject *PyUnicode_DecodeUTF8(const char *text, ssize_t size, const char *error
 void Py_DecRef(PyObject *object);
 void Py_IncRef(PyObject *object);
 
-/* What a built-in function holds, in the capsule that is its `self`. */
-typedef struct entry {
+typedef struct entry entry;
+
+/* A bound tensor, and by whom it is looked at. */
+typedef struct watched {
+  const entry *held;
+  PyObject *object;
+} watched;
+
+/* What a built-in function holds, in the capsule that is its `self`. The last two are a step's. */
+struct entry {
   kvb_python_given given;
-  kvb_binding *binding;             /* of a step */
-  PyObject *fixed[KVB_NUM_FIXED];   /* of a step */
-} entry;
+  kvb_binding *binding;
+  watched fixed[KVB_NUM_FIXED];
+};
 
 static bool has_interpreter(void) {
   const void *const needed[] = {
@@ -141,7 +149,8 @@ static PyObject *refuse(const entry *held, int code, PyObject *const *args, ssiz
   PyObject *given[3] = {PyLong_FromLong(code), PyUnicode_DecodeUTF8(words, (ssize_t)strlen(words), "replace"),
                         pack(args, count)};
   PyObject *result = NULL;
-  if (given[0] != NULL && given[1] != NULL && given[2] != NULL) result = call(held->given.refuse, pack(given, 3), NULL);
+  if (given[0] != NULL && given[1] != NULL && given[2] != NULL)
+    result = call(held->given.refuse, pack(given, 3), NULL);
   for (int i = 0; i < 3; ++i)
     if (given[i] != NULL) Py_DecRef(given[i]);
   return result;
@@ -158,10 +167,20 @@ static bool in_order(PyObject *names, ssize_t count, const char *const *wanted, 
   return true;
 }
 
+static bool describe(const entry *held, PyObject *object, DLTensor *out) {
+  if (held->given.torch.plain != NULL && kvb_torch_describe(&held->given.torch, object, out)) return true;
+  return held->given.exchange->dltensor_from_py_object_no_sync(object, out) == 0;
+}
+
 /* Describes a tensor that has one of the known types; a subclass may mean something else. */
 static bool look(const entry *held, PyObject *object, DLTensor *out) {
   if (object->type != held->given.types[0] && object->type != held->given.types[1]) return false;
-  return held->given.exchange->dltensor_from_py_object_no_sync(object, out) == 0;
+  return describe(held, object, out);
+}
+
+static int look_again(void *owner, DLTensor *out) {
+  const watched *bound = owner;
+  return describe(bound->held, bound->object, out) ? 0 : -1;
 }
 
 static bool find_stream(const entry *held, DLDevice device, void **stream) {
@@ -229,14 +248,14 @@ static PyObject *step(PyObject *self, PyObject *const *args, ssize_t count, PyOb
     return call_plain(held, args, count, names);
   }
   int code = kvb_call_step(held->binding, &arguments, 0, stream);
-  return code == KVB_OK ? new_reference(held->fixed[KVB_NUM_FIXED - 1]) : refuse(held, code, args, total);
+  return code == KVB_OK ? new_reference(held->fixed[KVB_NUM_FIXED - 1].object) : refuse(held, code, args, total);
 }
 
 static void release(entry *held) {
   PyObject *const owned[] = {held->given.plain, held->given.refuse, held->given.keep};
   for (size_t i = 0; i < sizeof owned / sizeof owned[0]; ++i) Py_DecRef(owned[i]);
   for (int i = 0; i < KVB_NUM_FIXED; ++i)
-    if (held->fixed[i] != NULL) Py_DecRef(held->fixed[i]);
+    if (held->fixed[i].object != NULL) Py_DecRef(held->fixed[i].object);
   free(held->binding);
   free(held);
 }
@@ -290,11 +309,12 @@ EXPORT PyObject *kvb_python_step(const kvb_python_given *given, PyObject *const 
   DLTensor tensors[KVB_NUM_FIXED];
   kvb_arguments arguments = {
       .block_size = block_size, .compress_ratio = compress_ratio, .rms_norm_eps = rms_norm_eps};
-  kvb_watch watch = {.look = given->exchange->dltensor_from_py_object_no_sync, .failed = PyErr_Clear,
-                     .pause = PyEval_SaveThread, .resume = PyEval_RestoreThread};
+  kvb_watch watch = {
+      .look = look_again, .failed = PyErr_Clear, .pause = PyEval_SaveThread, .resume = PyEval_RestoreThread};
   bool described = true;
   for (int i = 0; i < KVB_NUM_FIXED; ++i) {
-    watch.owners[i] = held->fixed[i] = new_reference(fixed[i]);
+    held->fixed[i] = (watched){held, new_reference(fixed[i])};
+    watch.owners[i] = &held->fixed[i];
     described = described && look(held, fixed[i], &tensors[i]);
     arguments.tensors[KVB_FIXED[i]] = &tensors[i];
   }

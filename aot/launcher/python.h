@@ -5,6 +5,8 @@
 #include <dlpack/dlpack.h>
 #include <stdint.h>
 
+#include "torch.h"
+
 #define KVB_DEFAULT_EPS 1.0e-6
 
 typedef struct PyObject PyObject;
@@ -17,6 +19,7 @@ typedef struct kvb_python_given {
   PyObject *keep;                    /* kept alive as long as the function: what the next ones are part of */
   const int32_t *closed;             /* not 0: the operator is closed, which `plain` has words for */
   int64_t device_id;                 /* kv_cache's */
+  kvb_torch torch;                   /* all zero where tensors are not to be read in place */
 } kvb_python_given;
 
 #endif

@@ -24,7 +24,8 @@ HOSTS = ("x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17")
 
 HEADERS = (
     "acl.h", "call.h", "check.h", "driver.h", "error.h", "kvbuild.h", "library.h", "manifest.h", "module.h",
-    "operands.h", "python.h", "stages.h", "stream.h", "table.h", "device.h", "target.h", "workspace.h",
+    "operands.h", "python.h", "stages.h", "stream.h", "table.h", "torch.h", "device.h", "target.h",
+    "workspace.h",
 )  # fmt: skip
 FFI_HEADERS = ("tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h", "dlpack/dlpack.h")
 

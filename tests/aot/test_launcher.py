@@ -70,7 +70,7 @@ def test_equal_bytes_from_two_folders(
 def test_only_the_interface_is_exported(target: dict[str, Any], host_arch: str) -> None:
     names = ("open", "compress", "bind", "close", "counters", "pin")
     wanted = {f"{prefix}{name}" for prefix in ("kvb_", "__tvm_ffi_") for name in names}
-    wanted |= {"kvb_last_error", "kvb_step", "kvb_unbind"}
+    wanted |= {"kvb_last_error", "kvb_step", "kvb_unbind", "kvb_python_compress", "kvb_python_step"}
     assert dynamic_symbols(build_launcher(target, X86)) == wanted
     cpu = dynamic_symbols(build_launcher(harness.cpu_target(host_arch), harness.host_triple()))
     assert cpu == wanted | {"kvb_cpu_compress"}

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from kvbuild.kernels.workloads import Inputs, Workload, make
+from kvbuild.runtime import direct
 from kvbuild.runtime.bound import FIXED, VARYING
 from kvbuild.runtime.device import cpu_facts
 from kvbuild.runtime.launcher import load_launcher
@@ -47,6 +48,8 @@ def relabel(library: Path, device_id: int = 0) -> None:
     own = python.PyCapsule_GetPointer(torch.Tensor.__dlpack_c_exchange_api__, name)
     api = shim.kvb_relabel(own, CUDA, device_id)
     torch.Tensor.__dlpack_c_exchange_api__ = python.PyCapsule_New(api, name, None)
+    place = direct._place
+    direct._place = lambda on_cpu: place(True)
 
 
 class Bench:
