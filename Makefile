@@ -1,5 +1,6 @@
 # make demo   compile for cpu and nvidia:sm_90, show the bundle, run it here and compare with the oracle
 # make test   lint, types and the whole test suite; needs no accelerator
+# make test-triton   the plain kernels compiled by seven versions of Triton, 3.1 to 3.9, which it downloads
 # make clean  remove what the two made, the environment included
 #
 # Both set up an environment of their own in .venv on a machine that has Python 3.10+ and make.
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-.PHONY: demo test lint types unit setup clean
+.PHONY: demo test test-triton lint types unit setup clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -36,6 +37,9 @@ types: setup
 
 unit: setup
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+test-triton: setup
+	$(BIN)/python tests/tritons/matrix.py
 
 setup: $(READY)
 
