@@ -44,7 +44,7 @@ def generate_staged_table(target: Json, device_type: str) -> str:
     lines += _field_checks(stages.values())
     lines.append("")
     lines += array("const char *const", "blobs", [c_string(kernel["name"]) for kernel in kernels])
-    lines += array("const kvb_kernel", "kernels", [_kernel(index, each) for index, each in enumerate(kernels)])
+    lines += array("const kvb_kernel", "kernels", [_kernel(*each) for each in enumerate(kernels)])
     lines += array("const kvb_variant", "variants", [_variant(each) for each in variants])
     lines += array("const int64_t", "ratios", [str(ratio) for ratio in ratios])
     lines += array("const uint16_t", "aligned_fields", offsets(ALIGNED_FIELDS))
@@ -190,6 +190,6 @@ def _check_last(target: str, variants: Sequence[Json]) -> None:
     for ratio, variant in last.items():
         if variant["layout"] != "general" or variant["max_outputs"] is not None:
             raise BuildError(
-                f"{target}: the last variant of ratio {ratio}: wanted layout general and max_outputs null, so "
-                f"that every call finds one; found {variant['layout']} and {variant['max_outputs']}"
+                f"{target}: the last variant of ratio {ratio}: wanted layout general and max_outputs "
+                f"null, so that every call finds one; found {variant['layout']} and {variant['max_outputs']}"
             )

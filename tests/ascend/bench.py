@@ -1,4 +1,4 @@
-"""A launcher whose kernels are the pipeline's stages, lowered to this host, and the stand-in ACL that runs them."""
+"""A launcher whose kernels are the pipeline's stages, lowered to this host, and what runs them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def _arguments(stage: Stage) -> list[dict[str, Any]]:
     return [asdict(argument) for argument in stage.arguments]
 
 
-def target_of(chosen: Sequence[Pipeline], blobs: Mapping[str, str], entries: Mapping[str, str]) -> dict[str, Any]:
+def target_of(
+    chosen: Sequence[Pipeline], blobs: Mapping[str, str], entries: Mapping[str, str]
+) -> dict[str, Any]:
     """A target of the manifest. blobs, entries: sha256 and symbol of each stage's binary."""
     stages = stages_of(chosen)
     kernels = [
@@ -178,7 +180,8 @@ def build_running(tools: HostTools, command: Sequence[str], folder: Path, cache:
     stages = {name: stage for name, stage in stages_of(chosen).items() if stage.kind == "triton"}
     texts = linalg(command, stages, folder / "linalg")
     with ThreadPoolExecutor(2) as pool:
-        objects = dict(zip(texts, pool.map(functools.partial(hostir.lower, tools), texts.values()), strict=True))
+        lowered = pool.map(functools.partial(hostir.lower, tools), texts.values())
+        objects = dict(zip(texts, lowered, strict=True))
     entries = {name: hostir.entry_of(text) for name, text in texts.items()}
     binaries = {name: as_device_binary(data) for name, data in objects.items()}
     return build(folder, cache, chosen, binaries, entries)

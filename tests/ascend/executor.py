@@ -2,8 +2,10 @@
 
     executor.py FOLDER < requests > answers
 
-A request: {"make": {"kind", ...}, "variants": [place or -1], "streams": [stream] (default 0)}. The answer has, for
-each variant, how the bytes compare with the oracle, their digest, and the launcher's refusal if there was one.
+A request: {"make": {"kind", ...}, "variants": [place, or -1 for the launcher's choice], "stream": 0}. The
+answer has, for each variant, how the bytes compare with the oracle, their digest, and the launcher's refusal
+if there was one. {"together": true}: the variants' calls are put on streams of their own, and only then does
+the device work on any of them.
 """
 
 from __future__ import annotations
@@ -80,21 +82,23 @@ class Npu:
         code = self.launcher.library.kvb_pin(0, ctypes.c_int64(variant))
         assert code == 0, self.launcher.answer(code)
 
-    def run(self, x: Inputs, variant: int, stream: int) -> tuple[Inputs, Any]:
-        """What a call leaves, in a kv_cache of its own, and the launcher's refusal."""
+    def start(self, x: Inputs, variant: int, stream: int) -> tuple[Inputs, Any]:
+        """Puts a call on a stream: what it will write, in a kv_cache of its own, and the refusal."""
         after = x.fresh()
         self.pin(variant)
-        refusal = self.launcher.compress(call_of(after), stream)
+        return after, self.launcher.compress(call_of(after), stream)
+
+    def wait(self, stream: int) -> None:
         self.acl.aclrtSynchronizeStream(ctypes.c_void_p(stream))
-        return after, refusal
 
 
 def compare(x: Inputs, after: Inputs, oracle: Expectation) -> dict[str, Any]:
     """How the bytes compare with the oracle's."""
     verdict = judge(after.kv_cache, x.kv_cache, oracle)
     return {
-        "right": verdict.right, "words": str(verdict), "ties": verdict.ties, "compared": verdict.bytes_compared,
-        "outputs": verdict.outputs, "outside": changed_outside(after.kv_storage, x.kv_storage, x.kv_cache),
+        "right": verdict.right, "words": str(verdict), "outputs": verdict.outputs,
+        "ties": verdict.ties, "compared": verdict.bytes_compared,
+        "outside": changed_outside(after.kv_storage, x.kv_storage, x.kv_cache),
         "digest": hashlib.sha256(after.kv_storage.numpy().tobytes()).hexdigest(),
     }  # fmt: skip
 
@@ -103,10 +107,16 @@ def answer(npu: Npu, request: dict[str, Any]) -> Any:
     """The answer to one request."""
     x = inputs_of(**request["make"])
     oracle = expect(*x.call_args())
-    found = []
-    for place in request["variants"]:
-        after, refusal = npu.run(x, place, request.get("stream", 0))
-        found.append({**compare(x, after, oracle), "refusal": refusal})
+    apart = request.get("together", False)
+    streams = [request.get("stream", 0) + apart * (1 + i) for i in range(len(request["variants"]))]
+    left = []
+    for place, stream in zip(request["variants"], streams, strict=True):
+        left.append(npu.start(x, place, stream))
+        if not apart:
+            npu.wait(stream)
+    for stream in reversed(streams):
+        npu.wait(stream)
+    found = [{**compare(x, after, oracle), "refusal": refusal} for after, refusal in left]
     return {"results": found, "counters": npu.launcher.counters(0)}
 
 

@@ -1,0 +1,60 @@
+"""The pipeline on this host: what it needs, and a process that runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "aot/standin"))
+sys.path.insert(0, str(Path(__file__).parent))
+import hosttools
+from bench import Bench, Executor, build_running
+
+# Set by `make test-ascend`: what is missing is then a failure.
+REQUIRED = "KVBUILD_TEST_ASCEND"
+# Where those who run the tests keep what was downloaded; conftest's own cache is empty at first.
+OWN_CACHE = os.environ.get("KVBUILD_CACHE")
+
+
+def _environment() -> dict[str, str]:
+    own = {"KVBUILD_CACHE": OWN_CACHE} if OWN_CACHE else {}
+    return {**{name: text for name, text in os.environ.items() if name != "KVBUILD_CACHE"}, **own}
+
+
+def missing(environment: dict[str, str]) -> str:
+    """What keeps the pipeline from running here, or nothing."""
+    if hosttools.find(environment) is None:
+        return f"LLVM's tools of version {hosttools.VERSION}"
+    return "" if frontend(environment) else "the Ascend toolchain"
+
+
+def frontend(environment: dict[str, str]) -> tuple[str, ...]:
+    """The command of the interpreter that has triton-ascend; () where there is none."""
+    return tuple(shlex.split(environment.get("KVBUILD_TOOLCHAIN_ASCEND", "")))
+
+
+@pytest.fixture(scope="session")
+def bench(session_folder: Path, worker_id: str) -> Bench:
+    """The launcher, and every stage lowered to this host: some forty compilations, once a session."""
+    environment = _environment()
+    lacking = missing(environment)
+    if lacking and os.environ.get(REQUIRED):
+        pytest.fail(f"wanted {lacking}, found none; `make test-ascend` installs it")
+    if lacking:
+        pytest.skip(f"Ascend's stages are not run here, for want of {lacking}; `make test-ascend` gets it")
+    tools = hosttools.find(environment)
+    assert tools is not None
+    return build_running(tools, frontend(environment), session_folder / f"ascend-{worker_id}", session_folder)
+
+
+@pytest.fixture(scope="module")
+def npu(bench: Bench) -> Iterator[Executor]:
+    """A process that has opened the launcher; work is done as soon as it is launched."""
+    running = Executor(bench)
+    yield running
+    running.close()
