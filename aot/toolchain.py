@@ -44,7 +44,7 @@ class Toolchain:
     """What was found for one vendor.
 
     command: its interpreter; origin: where that was named, "" where this interpreter was taken. versions: of
-    the tools found. missing: a sentence for each tool that is not there, with the remedy.
+    the tools found. missing: sentences about what is not there, with the remedy.
     """
 
     vendor: str
@@ -236,11 +236,15 @@ def _versions(text: str) -> dict[str, str] | None:
 def _missing(
     vendor: str, wanted: Sequence[str], found: Mapping[str, str], where: str, remedy: str
 ) -> tuple[str, ...]:
-    """A sentence for each tool that is wanted and not found: where it was looked for, and what to do."""
-    sentences = []
+    """A sentence about the tools that are wanted and not found: where each was looked for, what to do."""
+    lookup = targets.load(vendor).LOOKUP
+    lacking = []
     for tool in wanted:
         if tool not in found:
-            lookup = targets.load(vendor).LOOKUP.get(tool)
-            looked = f" (looked for {', '.join(lookup.paths)})" if lookup else ""
-            sentences.append(f"{vendor}: {tool} is not installed {where}{looked}; {remedy}")
-    return tuple(sentences)
+            paths = lookup[tool].paths if tool in lookup else ()
+            looked = ", ".join(path.replace("{triton}", ".../triton") for path in paths)
+            lacking.append(f"{tool} (looked for {looked})" if looked else tool)
+    if not lacking:
+        return ()
+    verb = "is" if len(lacking) == 1 else "are"
+    return (f"{vendor}: {' and '.join(lacking)} {verb} not installed {where}; {remedy}",)

@@ -68,12 +68,13 @@ class Vendor:
                nothing speaks for another.
     name:      what their names look like, from the start. code: what no other vendor's code is called.
     pci:       the vendor's PCI number. torch: the marks that only a torch built for it bears.
-    libraries: what only its driver brings.
+    libraries: what only its driver brings. drivers: the names its launchers look for its driver by, in order.
     archs:     the arch by compute capability; where there is none, `arch` is filled in from the groups of
                `source` ("capability", "code" or "name") in the expression.
     """
 
     apis: tuple[str, ...]
+    drivers: tuple[str, ...]
     name: str
     code: str = "(?!)"
     pci: tuple[str, ...] = ()
@@ -97,33 +98,39 @@ _GFX = ("code", r"(gfx[0-9a-f]+(?::.*)?)", r"\1")
 
 VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
-        ("cuda",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
+        ("cuda",), ("libcuda.so.1",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
         arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"),
     ),
-    "amd": Vendor(("hip",), r"AMD|Radeon|Instinct", pci=("1002",), arch=_GFX),
+    "amd": Vendor(
+        ("hip",), ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"), r"AMD|Radeon|Instinct",
+        pci=("1002",), arch=_GFX,
+    ),
     "hygon": Vendor(
-        ("hip",), r"Hygon|HYGON|K100|Z100|BW\d", code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",),
-        torch=("hcu",), libraries=("libgalaxyhip.so",), arch=_GFX,
+        ("hip",), ("libgalaxyhip.so", "libgalaxyhip.so.5", "libamdhip64.so"), r"Hygon|HYGON|K100|Z100|BW\d",
+        code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",), torch=("hcu",),
+        libraries=("libgalaxyhip.so",), arch=_GFX,
     ),
     "metax": Vendor(
-        ("cuda", "maca"), r"MetaX|Metax|MXC", torch=("maca",), libraries=("libmcruntime.so",),
+        ("cuda", "maca"), ("libmcruntime.so",), r"MetaX|Metax|MXC", torch=("maca",),
+        libraries=("libmcruntime.so",),
         archs={"8.0": "c500", "10.0": "c500", "8.6": "c600", "15.0": "c600"},
         arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"),
     ),
     "tianshu": Vendor(
-        ("cuda",), r"Iluvatar|BI-V\d|MR-V\d", torch=("corex",), libraries=("libixthunk.so", "libixml.so"),
+        ("cuda",), ("libcuda.so.1",), r"Iluvatar|BI-V\d|MR-V\d", torch=("corex",),
+        libraries=("libixthunk.so", "libixml.so"),
         archs={"7.0": "ivcore10", "7.1": "ivcore11", "8.0": "ivcore20"},
     ),
     "mthreads": Vendor(
-        ("musa",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
+        ("musa",), ("libmusa.so",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
         arch=("capability", r"(\d+)\.(\d+)", r"mp_\1\2"),
     ),
     "thead": Vendor(
-        ("cuda", "hggc"), r"PPU-", torch=("ppu",), libraries=("libhggc.so",),
+        ("cuda", "hggc"), ("libhggc.so",), r"PPU-", torch=("ppu",), libraries=("libhggc.so",),
         archs={"8.0": "ppu001", "8.9": "ppu0015"},
     ),
     "ascend": Vendor(
-        ("npu",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
+        ("npu",), ("libascendcl.so",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
         arch=("code", r"Ascend(\w+)", r"\1"),
     ),
 }  # fmt: skip

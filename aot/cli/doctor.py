@@ -22,6 +22,7 @@ PACKAGES = {
     "pyyaml": ("reading build.yaml", "pip install 'kvbuild[compile]'"),
     "rich": ("the progress display", "pip install 'kvbuild[compile]'"),
 }
+COMPILING = ("triton", "ziglang", "pyyaml", "rich")
 
 
 @click.command("doctor", help="Show toolchains and devices found, what is missing and how to get it.")
@@ -36,22 +37,28 @@ def command(as_json: bool) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Everything the command shows, as JSON values. Raises nothing: what fails is itself a finding."""
+    """Everything the command shows, as JSON values. Raises nothing: what fails is itself a finding.
+
+    role: `build` where any of the packages that compile is installed, else `deploy`: such a host loads
+    bundles and lacks nothing by not compiling. missing: what stands in the way of that role.
+    """
     packages = {name: _version(name) for name in PACKAGES}
+    role = "build" if any(packages[name] for name in COMPILING) else "deploy"
+    expected = [name for name in PACKAGES if role == "build" or name not in COMPILING]
     toolchains, config = _toolchains()
     devices, device_notes = _devices()
-    cache = _cache()
+    cache = _cache() if role == "build" else {"folder": None, "writable": False, "problem": None}
     missing = [
-        f"{name}, for {purpose}: {pip}" for name, (purpose, pip) in PACKAGES.items() if packages[name] is None
+        f"{name}, for {PACKAGES[name][0]}: {PACKAGES[name][1]}" for name in expected if packages[name] is None
     ]
-    # What the packages' own lines say already is not said twice.
-    missing += [text for one in toolchains for text in one["missing"] if "kvbuild[compile]" not in text]
-    missing += [config["problem"]] if config["problem"] else []
-    missing += [cache["problem"]] if cache["problem"] else []
+    # Whoever named an interpreter wants to compile with it; for other vendors a line says what it would take.
+    missing += [text for one in toolchains if one["named_in"] for text in one["missing"]]
+    missing += [text for text in (config["problem"], cache["problem"]) if text]
     return {
         "kvbuild": _version("kvbuild"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "role": role,
         "packages": packages,
         "config": config,
         "toolchains": toolchains,
@@ -70,6 +77,8 @@ def _version(package: str) -> str | None:
 
 
 def _toolchains() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    from ...runtime import libraries
+    from ...runtime.vendors import VENDORS
     from .. import targets, toolchain
 
     named, config = _configured()
@@ -77,14 +86,18 @@ def _toolchains() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for vendor in targets.names():
         module = targets.load(vendor)
         one = toolchain.probe(vendor, named, os.environ)
+        names = VENDORS[vendor].drivers if vendor in VENDORS else ()
         found.append(
             {
                 "vendor": vendor,
                 "archs": list(module.ARCHS),
+                "builds": [arch for arch in module.ARCHS if set(module.needs(arch)) <= set(one.versions)],
                 "command": list(one.command),
+                "named_in": one.origin,
                 "versions": {name: text for name, text in one.versions.items() if name in module.TOOLS},
                 "ready": not one.missing,
                 "missing": list(one.missing),
+                "driver": {"names": list(names), "present": list(libraries.present(names))},
             }
         )
     return found, config
@@ -114,7 +127,7 @@ def _devices() -> tuple[list[dict[str, Any]], list[str]]:
         while True:
             found.append(device.detect(len(found) - 1).to_json())
     except DeviceError as error:
-        if len(found) == 1:
+        if len(found) == 1 or not str(error).startswith("wanted device"):
             notes.append(str(error))
     return found, notes
 
@@ -140,18 +153,20 @@ def _text(found: dict[str, Any]) -> str:
         (name, version or "missing", PACKAGES[name][0]) for name, version in found["packages"].items()
     ]
     lines += [output.table(("package", "version", "for"), packages), ""]
-    rows = [
-        (
-            toolchain["vendor"],
-            "ready" if toolchain["ready"] else "missing",
-            ", ".join(f"{name} {text}" for name, text in sorted(toolchain["versions"].items())) or "-",
-            " ".join(toolchain["archs"]),
-        )
-        for toolchain in found["toolchains"]
-    ]
-    lines += [output.table(("toolchain", "state", "tools", "archs"), rows), ""]
-    lines += [f"device  {Facts.from_json(facts)}" for facts in found["devices"]]
+    rows = [_row(one) for one in found["toolchains"]]
+    lines += [output.table(("vendor", "compiles here", "driver here", "tools"), rows), ""]
+    how_to = [text for one in found["toolchains"] for text in _how_to(one, found["role"])]
+    lines += [*how_to, ""] if how_to else []
+    for facts in map(Facts.from_json, found["devices"]):
+        why = f": {'; '.join(facts.reasons)}" if facts.reasons else ""
+        lines.append(f"device  {facts}{why}")
     lines += [f"        no other: {note}" for note in found["notes"]]
+    if found["role"] == "deploy":
+        lines += [
+            "",
+            "this host loads bundles and compiles none; to compile here: pip install 'kvbuild[compile]'",
+        ]
+        return "\n".join([*lines, *_missing(found)])
     cache = found["cache"]
     state = "writable" if cache["writable"] else "not writable"
     lines += [
@@ -159,5 +174,26 @@ def _text(found: dict[str, Any]) -> str:
         f"config  {found['config']['file'] or '-'}",
         "",
     ]
-    lines += [f"missing: {text}" for text in found["missing"]] or ["nothing is missing"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_missing(found)])
+
+
+def _missing(found: dict[str, Any]) -> list[str]:
+    return [f"missing: {text}" for text in found["missing"]] or ["nothing is missing"]
+
+
+def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    builds = " ".join(one["builds"]) or "-"
+    if one["builds"] and one["builds"] != one["archs"]:
+        builds += f" (of {len(one['archs'])})"
+    driver = ", ".join(one["driver"]["present"]) or ("-" if one["driver"]["names"] else "none needed")
+    tools = ", ".join(f"{name} {text}" for name, text in sorted(one["versions"].items()))
+    return one["vendor"], builds, driver, (tools if one["builds"] else "") or "-"
+
+
+def _how_to(one: dict[str, Any], role: str) -> list[str]:
+    """What compiling for a vendor would take, on a host that compiles for others."""
+    if one["ready"] or role == "deploy" or one["named_in"]:
+        return []
+    lacking = " ".join(arch for arch in one["archs"] if arch not in one["builds"])
+    sentences = [text.removeprefix(f"{one['vendor']}: ") for text in one["missing"]]
+    return [f"{one['vendor']} cannot compile {lacking} here: {text}" for text in sentences]

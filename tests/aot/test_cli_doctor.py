@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvbuild.aot import targets
 from kvbuild.aot.cli import doctor
 
 Run = Callable[..., Any]
@@ -64,3 +67,103 @@ def test_a_broken_build_yaml_is_a_finding(
     found = doctor.examine()
     assert found["config"]["problem"] and found["config"]["problem"] in found["missing"]
     assert kvbuild("doctor").code == 0
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has the runtime and torch, and none of the packages that compile."""
+    real, spec = metadata.version, importlib.util.find_spec
+
+    def version(name: str) -> str:
+        if name in doctor.COMPILING:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "triton" else spec(name, *rest)
+    )
+    for name in ("yaml", "rich", "ziglang", "triton"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_a_deployment_host_lacks_nothing_by_not_compiling(kvbuild: Run, deployed: None) -> None:
+    found = json.loads(kvbuild("doctor", "--json").out)
+    assert (found["role"], found["missing"]) == ("deploy", [])
+    assert not any(one["ready"] for one in found["toolchains"])
+    text = kvbuild("doctor").out
+    assert (
+        "this host loads bundles and compiles none; to compile here: pip install 'kvbuild[compile]'" in text
+    )
+    assert text.rstrip().endswith("nothing is missing")
+    assert "cannot compile" not in text and "not writable" not in text
+
+
+def test_what_a_deployment_host_needs_is_still_missed(
+    kvbuild: Run, deployed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = doctor.examine()
+    assert found["role"] == "deploy"
+    assert found["missing"] == ["torch, for kvbuild check, and most callers: pip install torch"]
+
+
+def test_each_vendor_has_a_line_about_what_it_takes(kvbuild: Run) -> None:
+    text = kvbuild("doctor").out
+    found = json.loads(kvbuild("doctor", "--json").out)
+    assert found["role"] == "build"
+    for one in found["toolchains"]:
+        module = targets.load(one["vendor"])
+        (line,) = [
+            line for line in text.splitlines() if line.startswith(f"{one['vendor']} ") and "here" not in line
+        ]
+        assert ("-" in line.split()[1]) is (not one["builds"])
+        if one["ready"]:
+            assert one["builds"] == list(module.ARCHS)
+            continue
+        (how,) = [line for line in text.splitlines() if line.startswith(f"{one['vendor']} cannot compile ")]
+        for tool in module.needs(module.ARCHS[-1]):
+            assert tool in one["versions"] or f"{tool} (looked for " in how
+        for path in module.LOOKUP[module.needs(module.ARCHS[-1])[-1]].paths:
+            assert path.replace("{triton}", ".../triton") in how
+        assert module.SDK in how and f"KVBUILD_TOOLCHAIN_{one['vendor'].upper()}" in how
+    # That a vendor's toolchain is elsewhere is nothing that this host lacks.
+    assert found["missing"] == []
+
+
+def test_a_named_toolchain_that_lacks_its_tools_is_missing(
+    kvbuild: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVBUILD_TOOLCHAIN_METAX", sys.executable)
+    found = doctor.examine()
+    (text,) = found["missing"]
+    assert text.startswith("metax: backend-metax (looked for ")
+    assert "install MetaX's MACA SDK and its Triton there, or name another interpreter" in text
+    (metax,) = [one for one in found["toolchains"] if one["vendor"] == "metax"]
+    assert metax["named_in"] == "KVBUILD_TOOLCHAIN_METAX" and metax["builds"] == []
+    assert f"missing: {text}" in kvbuild("doctor").out
+
+
+def test_an_sdk_that_is_there_is_found(kvbuild: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A made-up MACA environment: a Python whose `triton` has MetaX's backend, and an mxcc."""
+    package = tmp_path / "site" / "triton"
+    (package / "backends" / "metax").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '3.0.0'\n")
+    (package / "backends" / "metax" / "compiler.py").write_text("")
+    mxcc = tmp_path / "maca" / "mxgpu_llvm" / "bin" / "mxcc"
+    mxcc.parent.mkdir(parents=True)
+    mxcc.write_text("#!/bin/sh\necho mxcc version 1.0.0\n")
+    mxcc.chmod(0o755)
+    prefix = f"env PYTHONPATH={tmp_path / 'site'} MACA_PATH={tmp_path / 'maca'} {sys.executable}"
+    monkeypatch.setenv("KVBUILD_TOOLCHAIN_METAX", prefix)
+    (metax,) = [one for one in doctor.examine()["toolchains"] if one["vendor"] == "metax"]
+    assert metax["ready"] and metax["builds"] == ["c500", "c600"]
+    assert metax["versions"] == {"triton": "3.0.0", "backend-metax": "present", "mxcc": "1.0.0"}
+    assert "metax     c500 c600 " in kvbuild("doctor").out

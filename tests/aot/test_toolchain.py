@@ -90,9 +90,13 @@ NO_VERSIONS = (
         (
             "sh",
             says('{"python": "3.8"}'),
-            "triton is not installed by sh .*; install Triton there, or name another",
+            "triton and ptxas .* are not installed by sh .*; install Triton there, or name another",
         ),
-        ("sh", says('{"python": "3.8", "triton": "3.9"}'), "nvidia: ptxas is not installed"),
+        (
+            "sh",
+            says('{"python": "3.8", "triton": "3.9"}'),
+            "nvidia: ptxas .looked for .../triton/backends/nvidia/bin/ptxas. is not installed",
+        ),
         ("sh", says("", 7), "found: nothing, exit 7"),
         ("sh", says("hello", 1, "No module named x"), "found: No module named x"),
         *(("sh", says(text), "wanted tool versions by sh") for text in NO_VERSIONS),

@@ -56,6 +56,9 @@ def test_every_vendor_stands_in_every_table() -> None:
     assert accelerators == set(DEVICES)
     assert {vendor for vendor in targets.names() if targets.load(vendor).ROUTE != "cpu"} <= accelerators
     assert set(DRIVERS) - {"cpu"} <= accelerators
+    for vendor, row in DRIVERS.items():
+        if row.driver is not None:
+            assert VENDORS[vendor].drivers == row.driver.libraries, vendor
 
 
 def test_every_arch_that_is_built_is_some_devices() -> None:
