@@ -51,15 +51,15 @@ class Pipeline:
 def pipelines(ratios: Sequence[int] = COMPRESS_RATIOS) -> list[Pipeline]:
     """Every route of every ratio; each also in small chunks, and for the smallest ratio with every tile."""
     found = []
+    routes = (("index_select", "dense"), ("block", "aligned"), ("block", "general"))
     for ratio in ratios:
-        routes = (("index_select", "dense"), ("block", "aligned"), ("block", "general"))
+        # What a call that is not pinned takes comes first. The last one of a ratio takes any call.
+        found += [Pipeline(route, ratio, layout, 512, CHUNK_BYTES) for route, layout in routes]
         for route, layout in routes:
-            small = max(SMALL_CHUNKS[route], pipeline.bytes_per_output(route, ratio) + (1 << 13))
-            found.append(Pipeline(route, ratio, layout, 512, small))
             if ratio == min(COMPRESS_RATIOS):
                 found += [Pipeline(route, ratio, layout, d, CHUNK_BYTES) for d in pipeline.BLOCK_DIMS[1:]]
-        # What a call that is not pinned takes, in order of preference.
-        found += [Pipeline(route, ratio, layout, 512, CHUNK_BYTES) for route, layout in routes]
+            small = max(SMALL_CHUNKS[route], pipeline.bytes_per_output(route, ratio) + (1 << 13))
+            found.append(Pipeline(route, ratio, layout, 512, small))
     return found
 
 

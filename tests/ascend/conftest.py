@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "aot/standin"))
 sys.path.insert(0, str(Path(__file__).parent))
 import hosttools
 from bench import Bench, Executor, build_running
+from recording import Recording, build_recording
 
 # Set by `make test-ascend`: what is missing is then a failure.
 REQUIRED = "KVBUILD_TEST_ASCEND"
@@ -58,3 +60,19 @@ def npu(bench: Bench) -> Iterator[Executor]:
     running = Executor(bench)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def recording(session_folder: Path, worker_id: str) -> Recording:
+    """The launcher with binaries that do nothing, and a stand-in ACL that records what it is asked for."""
+    return build_recording(session_folder / f"acl-{worker_id}", session_folder)
+
+
+@pytest.fixture
+def acl(recording: Recording, tmp_path: Path) -> Any:
+    """acl(scenario, **settings of the stand-in) -> what the scenario said, and the calls that ACL got."""
+
+    def scenario(text: str, **settings: str) -> tuple[Any, list[dict[str, Any]]]:
+        return recording.run(text, tmp_path, **settings)
+
+    return scenario

@@ -1,7 +1,8 @@
 /* Stands in for libascendcl.so and libopapi.so: exports what they do, records each call, fails on demand.
  *
  * Device memory is this process's own. A loaded binary that is a shared object of this host (with its ELF machine
- * changed) is run: its kvb_run takes the argument block. Other binaries are launched without effect.
+ * changed) is run: its kvb_run takes the argument block. Other binaries are launched without effect, and where
+ * there are only such, addresses mean nothing.
  *
  * KVB_STANDIN_DEFER    work waits in its stream until that is synchronised, as on a chip; an event is done when the
  *                      work before it is
@@ -63,6 +64,7 @@ typedef struct allocation {
 static _Thread_local int current = -1;
 static _Thread_local void *context;
 static int initialised;
+static int runs; /* whether any kernel does, so that addresses are real */
 static work *first, **last = &first;
 static allocation *allocations;
 static char words[256];
@@ -160,6 +162,7 @@ EXPORT int aclrtBinaryLoadFromData(const void *data, size_t size, const void *op
   binary *made = calloc(1, sizeof *made);
   made->device = current;
   made->run = host_code(data, size);
+  runs |= made->run != NULL;
   *out = made;
   record("aclrtBinaryLoadFromData", ",\"size\":%zu,\"options\":%zu,\"option\":%d,\"value\":%u,\"device\":%d,\"runs\":%d",
          size, given->count, given->list[0].type, given->list[0].value[0], current, made->run != NULL);
@@ -233,7 +236,7 @@ static void gather(const executor *what) {
 
 static void perform(work *what) {
   if (what->event != NULL) --*what->event;
-  if (what->gather != NULL) gather(what->gather);
+  if (what->gather != NULL && runs) gather(what->gather);
   if (what->kernel == NULL || what->kernel->of->run == NULL) return;
   int code = what->kernel->of->run(what->block, what->size, what->blocks);
   if (code == 0) return;
