@@ -11,16 +11,18 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbuild.aot.bundle import write
+from kvbuild.runtime import direct
 from kvbuild.runtime.launchtable import Kernel, Variant, launch_table_digest
 from kvbuild.runtime.manifest import Manifest
 from kvbuild.runtime.strictjson import Node
+from kvbuild.runtime.torch_place import Place
 
 HOST = f"{platform.machine()}-linux-gnu.2.17"
 
@@ -269,3 +271,15 @@ def stand_in_for(session_folder: Path) -> Callable[[str], Path]:
         return session_folder / f"lib{prefix}-stand-in.so"
 
     return build
+
+
+@pytest.fixture(scope="module", params=["in place", "exchange API", "plain"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How a launcher gets at the tensors of calls, for operators that are loaded, and steps that are bound,
+    while it lasts: read in place, by torch's DLPack exchange API, or converted by TVM-FFI."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "exchange API":
+            patch.setattr(direct, "_place", lambda on_cpu: Place())
+        if request.param == "plain":
+            patch.setattr(direct, "exchange_api", lambda: None)
+        yield request.param

@@ -29,7 +29,7 @@ BOUND = "wanted the tensor as it was bound, found"
 
 
 @pytest.fixture(scope="module")
-def cpu(cpu_bundle: Path) -> runtime.Operator:
+def cpu(cpu_bundle: Path, way: str) -> runtime.Operator:
     return runtime.load(cpu_bundle, device="cpu")
 
 

@@ -42,7 +42,7 @@ def stand_in(stand_in_bundle: Path) -> Iterator[runtime.Operator]:
 
 
 @pytest.fixture(scope="module")
-def cpu(cpu_bundle: Path) -> runtime.Operator:
+def cpu(cpu_bundle: Path, way: str) -> runtime.Operator:
     return runtime.load(cpu_bundle, device="cpu")
 
 
