@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 from ..kernels.contract import SPECIALISED_BLOCK_SIZE
@@ -12,6 +12,7 @@ from ..runtime.manifest import Numerics, Target
 from . import elf, targets
 from .plan import ALIGNMENT, PlannedKernel, PlannedTarget, Unit
 from .pool import Compiled
+from .staging import check_hivm, staged_table
 
 _SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 _POINTER = 8
@@ -60,6 +61,8 @@ def check(compiled: Compiled) -> Artifact:
     """The artifact of a unit. ValueError where the binary is not what the launcher can launch."""
     unit, facts = compiled.unit, compiled.facts
     vendor = targets.load(unit.vendor)
+    if vendor.ROUTE == "staged":
+        return _stage(compiled)
     data = vendor.device_code(compiled.data, unit.arch)
     machine = _machine(unit, data)
     for name in ("global_scratch", "profile_scratch"):
@@ -88,6 +91,14 @@ def check(compiled: Compiled) -> Artifact:
         machine,
         derived,
     )
+
+
+def _stage(compiled: Compiled) -> Artifact:
+    """The HIVM of a stage: `shared` is its part of the unified buffer, and its arguments' places are the
+    launcher's to compute."""
+    unit = compiled.unit
+    found = check_hivm(compiled.data, unit.function, tuple(kind for _, kind in unit.signature))
+    return Artifact(compiled.data, found.entry, 1, 1, found.ub_bytes, (), 0, 0, False)
 
 
 def _machine(unit: Unit, data: bytes) -> int:
@@ -136,6 +147,8 @@ class Assembled:
 
 def assemble(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assembled:
     """The manifest's target from the artifacts by unit key; a variant that lacks one is left out."""
+    if planned.pipelines:
+        return _staged(planned, artifacts)
     have = {kernel.name for kernel in planned.kernels if kernel.unit.key in artifacts}
     variants: list[Variant] = []
     dropped: list[str] = []
@@ -170,6 +183,34 @@ def assemble(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assem
         dropped.append(f"{planned.name}: the whole target, for its binaries are of the ELF machines {found}")
         return Assembled(None, tuple(dropped))
     return Assembled(_target(planned, chosen, tuple(variants)), tuple(dropped))
+
+
+def _staged(planned: PlannedTarget, artifacts: Mapping[str, Artifact]) -> Assembled:
+    have = {
+        stage.name: artifacts[stage.unit.key] for stage in planned.stages if stage.unit.key in artifacts
+    }
+    kept = []
+    dropped: list[str] = []
+    for each in planned.pipelines:
+        lacking = [stage.name for stage in each.stages if stage.kind == "triton" and stage.name not in have]
+        if not lacking:
+            kept.append(each)
+            continue
+        limit = "" if each.max_outputs is None else f", up to {each.max_outputs} outputs"
+        dropped.append(
+            f"{planned.name}: route {each.route} of ratio {each.ratio}, layout {each.layout}{limit}, for "
+            f"want of {', '.join(lacking)}"
+        )
+        if each.layout == "general":
+            dropped.append(
+                f"{planned.name}: the whole target, for want of ratio {each.ratio}'s general variant"
+            )
+            return Assembled(None, tuple(dropped))
+    table = staged_table(
+        tuple(kept), {name: (made.blob, made.entry, made.shared) for name, made in have.items()}
+    )
+    target = replace(_target(planned, [], ()), staged=table, launch_table=table.digest)
+    return Assembled(target, tuple(dropped))
 
 
 def _target(

@@ -172,7 +172,11 @@ class _Run:
         self.started = time.monotonic()
         self.failures: list[Failure] = []
         self.counts = {"units_compiled": 0, "units_cached": 0, "launchers_compiled": 0, "launchers_cached": 0}
-        self.names = {k.unit.key: f"{t.name} {k.name}" for t in reversed(plan.targets) for k in t.kernels}
+        self.names = {
+            unit.key: f"{target.name} {name}"
+            for target in reversed(plan.targets)
+            for name, unit in target.units
+        }
 
     def result(self, keep_going: bool) -> BuildResult:
         units = self.plan.units

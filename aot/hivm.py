@@ -9,7 +9,9 @@ from dataclasses import dataclass
 _LEADING = ("ffts_base_address", "sync_block_lock", "workspace")
 _GRID = ("i32", "i32", "i32")
 
-_ENTRY = re.compile(r"^  func\.func @(\w+)\((.*)\) attributes \{([^\n]*hacc\.entry[^\n]*)\} \{$", re.MULTILINE)
+_ENTRY = re.compile(
+    r"^  func\.func @(\w+)\((.*)\) attributes \{([^\n]*hacc\.entry[^\n]*)\} \{$", re.MULTILINE
+)
 _PARAMETER = re.compile(r"%arg\d+: (memref<\?x(?P<element>\w+), [^>]*>>|\w+)(?P<attributes> \{[^}]*\})?")
 _ARGUMENT_KIND = re.compile(r"hacc\.arg_type = #hacc\.arg_type<(\w+)>")
 _CONSTANT = re.compile(r"^ *(%\w+) = arith\.constant (\d+) : i64$", re.MULTILINE)

@@ -16,6 +16,8 @@ from ..kernels.gpgpu import route, space
 from ..kernels.gpgpu.route import KernelForm, Tile
 from . import targets
 from .spec import Spec, TargetName, cpu_hosts
+from .staging import PlannedPipeline, pipelines
+from .targets import ascend
 from .tuning import Row, Table
 
 ALIGNMENT = 16
@@ -84,11 +86,20 @@ class PlannedVariant:
 
 
 @dataclass(frozen=True)
+class PlannedStage:
+    """One compiled stage of a staged target."""
+
+    name: str
+    unit: Unit
+
+
+@dataclass(frozen=True)
 class PlannedTarget:
     """One target.
 
     toolchain: version by tool. kernels: by name, each once. variants: in the launcher's order of preference.
-    hosts: the platforms it gets a launcher for.
+    hosts: the platforms it gets a launcher for. stages, pipelines: what a staged target has in place of
+    kernels and variants.
     """
 
     name: TargetName
@@ -97,6 +108,14 @@ class PlannedTarget:
     kernels: tuple[PlannedKernel, ...]
     variants: tuple[PlannedVariant, ...]
     hosts: tuple[str, ...]
+    stages: tuple[PlannedStage, ...] = ()
+    pipelines: tuple[PlannedPipeline, ...] = ()
+
+    @property
+    def units(self) -> tuple[tuple[str, Unit], ...]:
+        """What is compiled for it: each unit and the kernel's or stage's name."""
+        kernels = tuple((kernel.name, kernel.unit) for kernel in self.kernels)
+        return kernels + tuple((stage.name, stage.unit) for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -110,7 +129,7 @@ class Plan:
     @property
     def units(self) -> tuple[Unit, ...]:
         """Every unit once, in order of target and kernel."""
-        return tuple({k.unit.key: k.unit for target in self.targets for k in target.kernels}.values())
+        return tuple({unit.key: unit for target in self.targets for _, unit in target.units}.values())
 
 
 @dataclass(frozen=True)
@@ -160,6 +179,8 @@ def _target(
     if vendor.ROUTE == "cpu":
         texts = tuple((path, _sha(read(path))) for path in facts.cpu_sources)
         return PlannedTarget(name, tools, digest(texts), (), (), cpu_hosts(spec, name.arch))
+    if vendor.ROUTE == "staged":
+        return _staged_target(spec, name, facts, read, tools)
 
     kernels: dict[str, PlannedKernel] = {}
     variants: list[PlannedVariant] = []
@@ -228,24 +249,85 @@ def _kernel(
     read: Callable[[str], str],
 ) -> PlannedKernel:
     vendor = targets.load(name.vendor)
-    paths = sorted(posixpath.normpath(posixpath.join(vendor.ROUTE, each)) for each in form.sources)
-    unit = Unit(
-        vendor=name.vendor,
-        arch=name.arch,
-        triton_target=vendor.triton_target(name.arch),
-        module=posixpath.normpath(posixpath.join(vendor.ROUTE, form.source)),
-        function=form.function,
-        sources=tuple((path, _sha(read(path))) for path in paths),
+    unit = _unit(
+        name,
+        "gpgpu",
+        form.source,
+        form.function,
+        form.sources,
+        facts,
+        read,
         signature=tuple((arg.field, arg.type) for arg in route.ARGS),
         constexprs=form.constexprs,
         divisible_by_16=route.ALIGNED_FIELDS if layout == "aligned" else (),
         options=tuple(sorted(vendor.options(form).items())),
+    )
+    return PlannedKernel(f"{form.function}-c{ratio}-{layout}-{tile.tag}", ratio, layout, tile, form, unit)
+
+
+def _staged_target(
+    spec: Spec, name: TargetName, facts: Facts, read: Callable[[str], str], tools: Mapping[str, str]
+) -> PlannedTarget:
+    made = pipelines(spec, name)
+    stages = {
+        stage.name: stage for each in made for stage in each.stages if stage.kind == "triton"
+    }
+    planned = tuple(
+        PlannedStage(
+            each,
+            _unit(
+                name,
+                "ascend",
+                stages[each].source,
+                stages[each].function,
+                stages[each].sources,
+                facts,
+                read,
+                signature=tuple((argument.name, argument.type) for argument in stages[each].arguments),
+                constexprs=stages[each].constexprs,
+                divisible_by_16=(),
+                options=tuple(sorted(ascend.stage_options().items())),
+            ),
+        )
+        for each in sorted(stages)
+    )
+    used = sorted({source for stage in planned for source in stage.unit.sources})
+    return PlannedTarget(name, tools, digest(used), (), (), spec.hosts, planned, made)
+
+
+def _unit(
+    name: TargetName,
+    folder: str,
+    source: str,
+    function: str,
+    sources: Sequence[str],
+    facts: Facts,
+    read: Callable[[str], str],
+    *,
+    signature: tuple[tuple[str, str], ...],
+    constexprs: tuple[tuple[str, int | bool], ...],
+    divisible_by_16: tuple[str, ...],
+    options: tuple[tuple[str, int | bool | str], ...],
+) -> Unit:
+    """The unit of a kernel in `folder`, whose source and sources are paths from there."""
+    vendor = targets.load(name.vendor)
+    paths = sorted(posixpath.normpath(posixpath.join(folder, each)) for each in sources)
+    return Unit(
+        vendor=name.vendor,
+        arch=name.arch,
+        triton_target=vendor.triton_target(name.arch),
+        module=posixpath.normpath(posixpath.join(folder, source)),
+        function=function,
+        sources=tuple((path, _sha(read(path))) for path in paths),
+        signature=signature,
+        constexprs=constexprs,
+        divisible_by_16=divisible_by_16,
+        options=options,
         environment=tuple(sorted(vendor.environment(name.arch).items())),
         binary=vendor.BINARY,
         toolchain=tuple(sorted(vendor.toolchain(name.arch, facts.versions[name.vendor]).items())),
         recipe=facts.recipe,
     )
-    return PlannedKernel(f"{form.function}-c{ratio}-{layout}-{tile.tag}", ratio, layout, tile, form, unit)
 
 
 def _sha(text: str) -> str:

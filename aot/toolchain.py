@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from . import targets, worker
+from . import installed, targets, worker
 from .errors import ToolchainError
 
 WORKER = Path(worker.__file__)
@@ -129,7 +129,9 @@ def command_for(
 ) -> tuple[tuple[str, ...], str]:
     """The interpreter's command of a vendor, and where it was named ("" where nobody named one).
 
-    KVBUILD_TOOLCHAIN_<VENDOR> comes before build.yaml's toolchains, which comes before this interpreter.
+    KVBUILD_TOOLCHAIN_<VENDOR> comes before build.yaml's toolchains, which comes before a toolchain that
+    kvbuild installed (named by its folder), which comes before this interpreter. ToolchainError: a name that
+    is no command, or a damaged toolchain.
     """
     name = variable(vendor)
     if environ.get(name):
@@ -138,7 +140,8 @@ def command_for(
     elif vendor in toolchains:
         words, origin = toolchains[vendor], f"toolchains.{vendor}.python"
     else:
-        return (sys.executable,), ""
+        own = installed.find(vendor, environ)
+        return (own.command, str(own.folder)) if own else ((sys.executable,), "")
     if len(words) == 1 and not os.path.exists(words[0]):
         try:
             words = tuple(shlex.split(words[0]))

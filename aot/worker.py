@@ -195,6 +195,8 @@ def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
             )
         source = ast_source(triton, function, request)
         backend, arch, warp_size = request["target"]
+        if backend == "npu":
+            end_in_hivm(triton)
         compiled = triton.compile(
             source, target=GPUTarget(backend, arch, warp_size), options=dict(request["options"])
         )
@@ -218,6 +220,59 @@ def compile_unit(request: Request, sources: Sources) -> Dict[str, Any]:
     }
 
 
+def end_in_hivm(triton: Any) -> None:
+    """Makes the last stage of Triton's Ascend backend give bishengir's memory-planned HIVM.
+
+    Its own wants CANN's hivmc, which lowers exactly this text to the chip's code.
+    """
+    backend = triton.backends.backends["ascend"].compiler
+    if backend.add_stages.__name__ == "stages_to_hivm":
+        return
+    original = backend.add_stages
+    parse = original.__globals__["_parse_linalg_metadata"]
+
+    def stages_to_hivm(self: Any, stages: Dict[str, Any], options: Any) -> None:
+        original(self, stages, options)
+        stages["npubin"] = lambda linalg, metadata: hivm(*parse(linalg, metadata), options)
+
+    backend.add_stages = stages_to_hivm
+
+
+def hivm(linalg: str, metadata: Dict[str, Any], options: Any) -> bytes:
+    """Runs bishengir-compile, which $KVBUILD_BISHENGIR names, on linalg text."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, kept = os.path.join(folder, "kernel.ttadapter.mlir"), os.path.join(folder, "kept")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(linalg)
+        command = [
+            os.environ["KVBUILD_BISHENGIR"], source, "--target=" + metadata["target"].arch,
+            "--enable-auto-multi-buffer=" + str(options.multibuffer),
+            "--enable-auto-bind-sub-block=" + str(options.enable_auto_bind_sub_block),
+            "--enable-hfusion-compile=true", "--enable-hivm-compile=true",
+            "--enable-triton-kernel-compile=true", "--save-temps=" + kept,
+            "-o", os.path.join(folder, "kernel"),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        said = done.stdout.decode("utf-8", "replace").replace(folder + os.sep, "")
+        try:
+            with open(os.path.join(kept, "module.hivm.opt.mlir"), "rb") as file:
+                return file.read()
+        except OSError:
+            # It tries several times, each with fewer buffers: the last words count.
+            over = re.findall(r"ub overflow, requires (\d+) bits while (\d+) bits available", said)
+            if over:
+                needed, most = (int(bits) // 8 for bits in over[-1])
+                text = (
+                    f"unified buffer: wanted at most {most} bytes, found {needed}, {needed - most} too many; "
+                    "choose a smaller block_d"
+                )
+            else:
+                text = f"bishengir-compile gave no HIVM (exit {done.returncode}):\n{said[-3000:]}"
+            raise RuntimeError(text) from None
+
+
 def content(asm: Any, stage: str) -> bytes:
     """The bytes of a stage. Triton gives bytes; a fork may give a path, or its text and its path together."""
     found = asm.get(stage)
@@ -230,6 +285,17 @@ def content(asm: Any, stage: str) -> bytes:
                 return file.read()
     kinds = ", ".join(type(part).__name__ for part in parts) if found is not None else "no such stage"
     raise TypeError(f"wanted the bytes of stage {stage}, found {kinds}; Triton gave {', '.join(asm)}")
+
+
+def told(error: BaseException) -> BaseException:
+    """What went wrong in a stage, without the Ascend fork's frame around it, which names a folder of ours."""
+    inner = error.__context__
+    if type(error).__name__ != "MLIRCompilationError" or inner is None:
+        return error
+    if isinstance(inner, subprocess.CalledProcessError) and inner.stderr:
+        said = inner.stderr.decode("utf-8", "replace").strip()[-3000:]
+        return RuntimeError(os.path.basename(inner.cmd[0]) + " failed:\n" + said)
+    return inner
 
 
 def words(error: Optional[BaseException]) -> str:
@@ -268,7 +334,8 @@ def serve(requests: IO[str], answers: IO[str], folder: str) -> None:
             request = json.loads(line)
             try:
                 answer = {"ok": True, **compile_unit(request, sources)}
-            except Exception as error:
+            except Exception as wrapped:
+                error = told(wrapped)
                 answer = {"ok": False, "kind": type(error).__name__, "error": words(error)}
                 printed = capture(log).strip()
                 if printed and not isinstance(error, (ImportError, TypeError)):

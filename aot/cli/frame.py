@@ -28,6 +28,7 @@ COMMANDS = (
     "tune",
     "bench",
     "doctor",
+    "toolchain",
 )
 
 # What click raises for a bare `kvbuild` from 8.2 on; before, it prints the help by itself.

@@ -1,0 +1,42 @@
+"""`kvbuild toolchain`: installs what a target compiles in, where a package registry has it."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from . import output
+
+
+@click.group("toolchain", help="Install the toolchain of a vendor whose compiler a package registry has.")
+def command() -> None:
+    pass
+
+
+@command.command(
+    "install",
+    help="Install a vendor's pinned toolchain into a folder of its own, where `kvbuild compile` finds it.",
+)
+@click.argument("vendor")
+@click.option("--python", metavar="PATH", help="The interpreter to install for (default: this one, else the "
+              "one on PATH, of the version that the packages need).")  # fmt: skip
+@output.json_option
+def install(vendor: str, python: str | None, as_json: bool) -> int:
+    from .. import installed, targets
+    from ..errors import RequestError
+
+    if vendor not in targets.names():
+        raise RequestError(
+            f"toolchain {vendor!r}: unknown vendor; wanted one of {', '.join(installed.vendors())}"
+        )
+    found = installed.install(vendor, os.environ, python, lambda text: click.echo(text, err=True))
+    recipe = installed.recipe_of(vendor)
+    assert recipe is not None
+    if as_json:
+        output.emit_json(installed.to_json(found, recipe))
+        return output.EXIT_DONE
+    what = "installed" if found.fresh else "already there"
+    packages = ", ".join(f"{each.name} {each.version}" for each in recipe.packages)
+    click.echo(f"{vendor}: {what}: {packages} in {found.folder}, for {found.python}")
+    return output.EXIT_DONE

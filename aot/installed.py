@@ -1,0 +1,343 @@
+"""Toolchains that kvbuild installs itself: pinned packages in a folder of their own, whole or not at all.
+
+A package that installs into `triton/` cannot lie beside upstream Triton, so it gets a folder of its own
+and is used by an interpreter that sees that folder and its standard library, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import targets
+from .cache import default_folder
+from .errors import BuildError, RequestError, ToolchainError
+
+MARKER = "toolchain.json"
+_FORMAT = 1
+_CHUNK = 1 << 20
+INSTALL_LIMIT_S = 3600.0
+
+Run = Callable[[Sequence[str], Path], "subprocess.CompletedProcess[str]"]
+
+
+@dataclass(frozen=True)
+class Package:
+    """One pinned package. sha256: of every file that may be installed for it, one a platform."""
+
+    name: str
+    version: str
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a vendor's toolchain. A vendor's target file has one as RECIPE where kvbuild can install it.
+
+    python: the CPython its packages are built for. size: of the downloads, in words. key_files: what its
+    results depend on most, as paths in the folder; these are compared by content before every use.
+    """
+
+    python: tuple[int, int]
+    packages: tuple[Package, ...]
+    size: str
+    key_files: tuple[str, ...]
+
+    @property
+    def version(self) -> str:
+        """The CPython, as 3.11."""
+        return ".".join(map(str, self.python))
+
+    def digest(self) -> str:
+        """Names the folder: another recipe, or another machine, is another folder."""
+        text = json.dumps([_FORMAT, platform.machine(), asdict(self)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def requirements(self) -> str:
+        """As pip reads it with --require-hashes."""
+        lines = []
+        for package in self.packages:
+            hashes = " ".join(f"--hash=sha256:{each}" for each in package.sha256)
+            lines.append(f"{package.name}=={package.version} {hashes}\n")
+        return "".join(lines)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A whole toolchain. command: what starts its interpreter; fresh: whether this call installed it."""
+
+    vendor: str
+    folder: Path
+    python: str
+    fresh: bool = False
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        # -S, -s: neither this interpreter's packages nor the user's may stand in for the folder's.
+        return ("env", f"PYTHONPATH={self.folder}", self.python, "-S", "-s")
+
+
+def install_command(vendor: str) -> str:
+    """What a person types to get it."""
+    return f"kvbuild toolchain install {vendor}"
+
+
+def recipe_of(vendor: str) -> Recipe | None:
+    """The recipe in a vendor's target file, if it has one."""
+    found = getattr(targets.load(vendor), "RECIPE", None)
+    assert found is None or isinstance(found, Recipe)
+    return found
+
+
+def vendors() -> tuple[str, ...]:
+    """Those whose toolchain can be installed."""
+    return tuple(name for name in targets.names() if recipe_of(name))
+
+
+def root(environ: Mapping[str, str]) -> Path:
+    """KVBUILD_TOOLCHAINS, else a folder beside the finished units. RequestError where none is known."""
+    if environ.get("KVBUILD_TOOLCHAINS"):
+        return Path(environ["KVBUILD_TOOLCHAINS"])
+    try:
+        return default_folder(environ) / "toolchains"
+    except RequestError:
+        raise RequestError(
+            "no folder for toolchains: HOME is not set; set KVBUILD_TOOLCHAINS to a folder"
+        ) from None
+
+
+def find(vendor: str, environ: Mapping[str, str]) -> Installed | None:
+    """The vendor's installed toolchain; None where there is none. ToolchainError names a damaged one."""
+    recipe = recipe_of(vendor)
+    if recipe is None:
+        return None
+    try:
+        folder = root(environ).absolute() / f"{vendor}-{recipe.digest()}"
+    except RequestError:
+        return None
+    if not folder.exists():
+        return None
+    fault, python = _inspect(folder, recipe)
+    if fault:
+        raise ToolchainError(
+            f"{vendor}: the toolchain in {folder} is damaged and is not used: {fault}; make it anew with: "
+            f"{install_command(vendor)}"
+        )
+    return Installed(vendor, folder, python)
+
+
+def _inspect(folder: Path, recipe: Recipe) -> tuple[str, str]:
+    """What is wrong with a toolchain ("" where nothing is), and its interpreter."""
+    try:
+        marker = json.loads((folder / MARKER).read_text())
+        sizes, digests, python = dict(marker["sizes"]), dict(marker["sha256"]), str(marker["python"])
+        complete = marker["format"] == _FORMAT and set(digests) == set(recipe.key_files)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return f"its {MARKER} is missing or cannot be read", ""
+    if not complete:
+        return f"its {MARKER} is of another kvbuild", ""
+    if not shutil.which(python):
+        return f"its interpreter {python} is gone", ""
+    found = _sizes(folder)
+    for name in sorted({*sizes, *found}):
+        if sizes.get(name) != found.get(name):
+            wanted, here = (_bytes(each.get(name)) for each in (sizes, found))
+            return f"{name}: wanted {wanted}, found {here}", ""
+    for name, digest in digests.items():
+        try:
+            if _sha256(folder / name) != digest:
+                return f"{name}: its content is not what was installed", ""
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}", ""
+    return "", python
+
+
+def _bytes(size: object) -> str:
+    return "no such file" if size is None else f"{size} bytes"
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Size by path of every file but the marker and what Python compiles by itself."""
+    found: dict[str, int] = {}
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            path = Path(here, name)
+            found[path.relative_to(folder).as_posix()] = path.lstat().st_size
+    found.pop(MARKER, None)
+    return found
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder and keeps what it prints; it ends with us."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=INSTALL_LIMIT_S,
+        check=False,
+    )
+
+
+def install(
+    vendor: str,
+    environ: Mapping[str, str],
+    python: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    runner: Run = run,
+) -> Installed:
+    """The vendor's toolchain, installed where it is not there or damaged. say: told what is being done.
+
+    RequestError: kvbuild installs none for that vendor, or the folder cannot be written. ToolchainError: no
+    CPython of the version that its packages are built for, or no pip. BuildError: pip refused, in its words.
+    """
+    recipe = recipe_of(vendor)
+    if recipe is None:
+        raise RequestError(
+            f"toolchain {vendor!r}: kvbuild installs none for it; wanted one of {', '.join(vendors())}"
+        )
+    try:
+        found = find(vendor, environ)
+        if found is not None:
+            return found
+    except ToolchainError as error:
+        say(str(error))
+    interpreter = _interpreter(recipe, python, environ, runner)
+    parent = root(environ).absolute()
+    folder = parent / f"{vendor}-{recipe.digest()}"
+    temporary = parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        temporary.mkdir(parents=True)
+        packages = ", ".join(f"{each.name} {each.version}" for each in recipe.packages)
+        say(f"installing {packages} (downloads {recipe.size}) into {folder}")
+        _fill(temporary, recipe, interpreter, runner)
+        _publish(temporary, folder)
+    except OSError as error:
+        raise RequestError(
+            f"{parent}: wanted a folder for toolchains that can be written, found: "
+            f"{error.strerror or error}; set KVBUILD_TOOLCHAINS to another folder"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"pip did not end within {INSTALL_LIMIT_S:.0f} s; nothing was installed") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Installed(vendor, folder, interpreter, fresh=True)
+
+
+def _fill(folder: Path, recipe: Recipe, python: str, runner: Run) -> None:
+    """Installs the packages into an empty folder, and last of all the marker that calls it whole."""
+    requirements = folder.with_name(folder.name + ".txt")
+    requirements.write_text(recipe.requirements())
+    options = (
+        "install", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-compile", "--quiet",
+        "--only-binary=:all:", "--require-hashes", "--requirement", str(requirements),
+        "--target", str(folder),
+    )  # fmt: skip
+    try:
+        done = runner((*_pip(python, folder, runner), *options), folder)
+    finally:
+        requirements.unlink(missing_ok=True)
+    if done.returncode:
+        raise BuildError(f"pip could not install the packages; it said:\n{done.stdout.strip()[-2000:]}")
+    missing = [name for name in recipe.key_files if not (folder / name).is_file()]
+    if missing:
+        raise BuildError(f"the packages lack {', '.join(missing)}; nothing was installed")
+    marker = {
+        "format": _FORMAT,
+        "python": python,
+        "sizes": _sizes(folder),
+        "sha256": {name: _sha256(folder / name) for name in recipe.key_files},
+    }
+    with open(folder / MARKER, "x") as file:
+        json.dump(marker, file, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    """Gives a filled folder its name. Whatever was there before was found damaged, or is as good."""
+    if folder.exists():
+        old = temporary.with_name(temporary.name + "-old")
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _pip(python: str, folder: Path, runner: Run) -> tuple[str, ...]:
+    """The command of a pip that installs for that interpreter: its own, else this one's."""
+    own: tuple[tuple[str, ...], ...] = (
+        (python, "-m", "pip"), (sys.executable, "-m", "pip", "--python", python)
+    )  # fmt: skip
+    for command in own:
+        if runner((*command, "--version"), folder).returncode == 0:
+            return command
+    raise ToolchainError(
+        f"wanted pip for {python}, found none there nor in {sys.executable}; install it: "
+        f"{python} -m ensurepip"
+    )
+
+
+def _interpreter(recipe: Recipe, named: str | None, environ: Mapping[str, str], runner: Run) -> str:
+    """An interpreter of the recipe's version: the one that was named, else this one, else one on PATH."""
+    candidates = [named] if named else [sys.executable, f"python{recipe.version}"]
+    found = []
+    for candidate in candidates:
+        path = shutil.which(candidate, path=environ.get("PATH"))
+        version = _python_version(path, runner) if path else "nothing there"
+        if path and version == f"cpython {recipe.version} {platform.machine()}":
+            return path
+        found.append(f"{candidate} ({version})")
+    raise ToolchainError(
+        f"wanted CPython {recipe.version} for {platform.machine()}, for which alone the packages are built, "
+        f"found {', '.join(found)}; install Python {recipe.version} and name it: --python PATH"
+    )
+
+
+def _python_version(path: str, runner: Run) -> str:
+    code = (
+        "import platform, sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2], "
+        "platform.machine())"
+    )
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = runner((path, "-c", code), Path(os.sep))
+        if done.returncode == 0:
+            return done.stdout.strip()[:80]
+    return "no Python that runs"
+
+
+def to_json(installed: Installed, recipe: Recipe) -> dict[str, Any]:
+    """What `--json` prints of it."""
+    return {
+        "vendor": installed.vendor,
+        "folder": str(installed.folder),
+        "python": installed.python,
+        "packages": {each.name: each.version for each in recipe.packages},
+        "installed": installed.fresh,
+    }
