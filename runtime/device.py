@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import libraries, vendors
-from .drivers import DRIVERS, Driver, pci_vendor, soc_name
+from .drivers import Driver, chip_name, pci_vendor
 from .errors import DeviceError
 from .facts import Facts
 from .vendors import APIS, Marks
@@ -133,14 +133,14 @@ def _by_torch(torch: Any, request: Request) -> _Seen | None:
     """The device as the imported torch has it; None where torch has none of that kind, or knows less than the
     driver does: NVIDIA's tells its version too."""
     marks = torch_marks(torch)
-    for kind in dict.fromkeys(APIS.values()):
+    for kind in dict.fromkeys(api.torch for api in APIS.values()):
         api = kind if kind != "cuda" or "hip" not in marks else "hip"
         module = getattr(torch, kind, None)
         if module is None or request.api not in (None, api) or not module.is_available():
             continue
         index = module.current_device() if request.index is None else request.index
         if api == "cuda":
-            driver = Driver.open(api)
+            driver = Driver.open(APIS[api])
             if driver is not None:
                 return _seen_by(driver.started(), api, index, marks)
         if index >= module.device_count():
@@ -168,31 +168,31 @@ def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
         request = replace(request, api="hip")
     wanted = APIS if request.api is None else (request.api,)
     for api in wanted:
-        driver = Driver.open(api) if api in DRIVERS and _worth_loading(api) else None
+        driver = Driver.open(APIS[api]) if _worth_loading(api) else None
         if driver is not None and (must or driver.start() == 0) and (must or driver.count() > 0):
             driver = driver.started()
             index = driver.current() if request.index is None else request.index
             return _seen_by(driver, api, index, marks)
         if api == "hip" and (nodes := kfd_nodes(KFD_NODES)):
             return _seen_in(nodes, request.index or 0, marks)
-        if api == "npu" and (name := soc_name()):
-            return _Seen(Marks("npu", name, code=name), request.index or 0, library="libascendcl.so")
+        if APIS[api].kind == "chip" and _worth_loading(api) and (name := chip_name(APIS[api])):
+            return _Seen(Marks(api, name, code=name), request.index or 0, library=APIS[api].library)
     if not must:
         return None
     if request.api == "hip":
         raise _no_such_device(request.index or 0, 0)
-    library = DRIVERS[request.api or "cuda"].library if request.api != "npu" else "libascendcl.so"
-    kind = APIS[request.api or "cuda"]
-    asked = kind if request.index is None else f"{kind}:{request.index}"
+    meant = APIS[request.api or "cuda"]
+    asked = meant.torch if request.index is None else f"{meant.torch}:{request.index}"
     raise DeviceError(
-        f"wanted device {asked}, found no {library} on this host; "
+        f"wanted device {asked}, found no {meant.library} on this host; "
         "install the vendor's driver, or load with device='cpu'"
     )
 
 
 def _worth_loading(api: str) -> bool:
     """A driver that this host does not have is not looked for by loading it."""
-    return api == "cuda" or bool(libraries.present((DRIVERS[api].library,)))
+    library = APIS[api].library
+    return api == "cuda" or bool(library and libraries.present((library,)))
 
 
 def _seen_by(driver: Driver, api: str, index: int, marks: tuple[str, ...]) -> _Seen:

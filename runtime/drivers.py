@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from .errors import DeviceError
+from .vendors import Api
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -16,52 +16,28 @@ _CC_MAJOR, _CC_MINOR = 75, 76
 _PCI_BUS, _PCI_DEVICE, _PCI_DOMAIN = 33, 34, 50
 
 
-@dataclass(frozen=True)
-class Names:
-    """What a driver library is called, and its functions' names. current: gives the thread's device. handles:
-    whether a device has a handle other than its ordinal. attributes: whether NVIDIA's attribute numbers hold.
-    words: whether the words for an error come through a pointer, or are the result."""
-
-    library: str
-    prefix: str
-    count: str
-    current: str
-    handles: bool
-    attributes: bool
-    words: bool
-
-
-def _contexts(library: str, prefix: str) -> Names:
-    return Names(library, prefix, "DeviceGetCount", "CtxGetDevice", True, True, True)
-
-
-DRIVERS: Mapping[str, Names] = {
-    "cuda": _contexts("libcuda.so.1", "cu"),
-    "hggc": _contexts("libhggc.so", "hg"),
-    "musa": _contexts("libmusa.so", "mu"),
-    "maca": Names("libmcruntime.so", "mc", "GetDeviceCount", "GetDevice", False, False, False),
-}
-
-
 class Driver:
     """One opened driver library. Its methods raise DeviceError with the driver's own name and words."""
 
-    def __init__(self, library: ctypes.CDLL, names: Names) -> None:
+    def __init__(self, library: ctypes.CDLL, api: Api) -> None:
         self._library = library
-        self._names = names
+        self._api = api
+        # Those of the other kind have no device handles, keep a current device, and return words for errors.
+        self._contexts = api.kind == "contexts"
 
     @classmethod
-    def open(cls, api: str) -> Driver | None:
-        """The driver of an interface; None where this host has none."""
-        names = DRIVERS[api]
+    def open(cls, api: Api) -> Driver | None:
+        """The driver of an interface; None where it has none that tells of devices, or this host lacks it."""
+        if api.kind not in ("contexts", "devices"):
+            return None
         try:
-            return cls(ctypes.CDLL(names.library), names)
+            return cls(ctypes.CDLL(api.library), api)
         except OSError:
             return None
 
     @property
     def library(self) -> str:
-        return self._names.library
+        return self._api.library
 
     def start(self) -> int:
         """Initialises the driver and returns its code, 0 where that went well."""
@@ -69,11 +45,11 @@ class Driver:
 
     def started(self) -> Driver:
         """Itself, initialised."""
-        self._check(self.start(), self._names.prefix + "Init")
+        self._check(self.start(), self._api.prefix + "Init")
         return self
 
     def count(self) -> int:
-        return self._number(self._names.count)
+        return self._number("DeviceGetCount" if self._contexts else "GetDeviceCount")
 
     def version(self) -> int:
         return self._number("DriverGetVersion")
@@ -81,23 +57,24 @@ class Driver:
     def current(self) -> int:
         """The calling thread's current device, 0 where it has none."""
         device = ctypes.c_int()
-        return device.value if self._function(self._names.current)(ctypes.byref(device)) == 0 else 0
+        current = self._function("CtxGetDevice" if self._contexts else "GetDevice")
+        return device.value if current(ctypes.byref(device)) == 0 else 0
 
     def capability(self, index: int) -> str:
         """Such as 8.0; empty where this interface is not known to tell it."""
-        if not self._names.attributes:
+        if not self._contexts:
             return ""
         return f"{self._attribute(_CC_MAJOR, index)}.{self._attribute(_CC_MINOR, index)}"
 
     def name(self, index: int) -> str:
         text = ctypes.create_string_buffer(256)
         code = self._function("DeviceGetName")(text, len(text), self._device(index))
-        self._check(code, self._names.prefix + "DeviceGetName")
+        self._check(code, self._api.prefix + "DeviceGetName")
         return text.value.decode("utf-8", "replace")
 
     def pci(self, index: int) -> str:
         """The PCI vendor of a device as sysfs has it, in four hex digits; empty where that cannot be seen."""
-        if not self._names.attributes:
+        if not self._contexts:
             return ""
         try:
             place = [self._attribute(which, index) for which in (_PCI_DOMAIN, _PCI_BUS, _PCI_DEVICE)]
@@ -109,15 +86,15 @@ class Driver:
         return self._number("DeviceGetAttribute", which, self._device(index))
 
     def _device(self, index: int) -> ctypes.c_int:
-        return ctypes.c_int(self._number("DeviceGet", index) if self._names.handles else index)
+        return ctypes.c_int(self._number("DeviceGet", index) if self._contexts else index)
 
     def _number(self, name: str, *arguments: object) -> int:
         result = ctypes.c_int()
-        self._check(self._function(name)(ctypes.byref(result), *arguments), self._names.prefix + name)
+        self._check(self._function(name)(ctypes.byref(result), *arguments), self._api.prefix + name)
         return result.value
 
     def _function(self, name: str) -> Callable[..., int]:
-        name = self._names.prefix + name
+        name = self._api.prefix + name
         try:
             function: Callable[..., int] = getattr(self._library, name)
         except AttributeError:
@@ -135,11 +112,11 @@ class Driver:
         raise DeviceError(f"{call}: {said}")
 
     def _words(self, getter: str, code: int) -> str:
-        function = getattr(self._library, self._names.prefix + getter, None)
+        function = getattr(self._library, self._api.prefix + getter, None)
         if function is None:
             return ""
         text = ctypes.c_char_p()
-        if self._names.words:
+        if self._contexts:
             function(code, ctypes.byref(text))
         else:
             function.restype = ctypes.c_char_p
@@ -157,11 +134,11 @@ def pci_vendor(domain: int, bus: int, device: int) -> str:
     return text.strip().removeprefix("0x").lower()[:4]
 
 
-def soc_name() -> str | None:
-    """What CANN calls this host's NPUs, such as Ascend910B2; None without CANN, "" where it does not say."""
+def chip_name(api: Api) -> str:
+    """What an interface that only names the chip calls it, such as Ascend910B2; "" where it does not."""
     try:
-        function = ctypes.CDLL("libascendcl.so").aclrtGetSocName
+        function = getattr(ctypes.CDLL(api.library), f"{api.prefix}GetSocName")
     except (OSError, AttributeError):
-        return None
+        return ""
     function.restype = ctypes.c_char_p
     return (function() or b"").decode("utf-8", "replace")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .strictjson import Node, field_names, parse
-from .vendors import Marks, identify
+from .vendors import Marks, driver_words, identify
 
 _LIBC = re.compile(r"([0-9]{1,4}\.[0-9]{1,4})?")
 
@@ -103,10 +103,3 @@ def _with_identity(given: dict[str, Any], marks: Marks) -> dict[str, Any]:
         if name in given and given[name] != value:
             Node(given[name], name).fail(f"{value}, as its marks say ({'; '.join(found.reasons)})")
     return {**given, **said}
-
-
-def driver_words(vendor: str, version: int) -> str:
-    """A driver's integer in words: API 12.8 for NVIDIA's 12080, the number itself for others."""
-    if vendor == "nvidia":
-        return f"API {version // 1000}.{version % 1000 // 10}"
-    return str(version)

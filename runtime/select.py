@@ -6,17 +6,12 @@ A device decides its own vendor: no rule here ever offers the host's cpu target 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from .errors import NoMatchingArtifact
-from .facts import Facts, driver_words
+from .facts import Facts
 from .manifest import Manifest, Target, host_parts
-
-_SM = re.compile(r"sm_([0-9]+)([0-9])")
-
-# From here on NVIDIA's code is specific to one arch; before it, a newer minor runs an older one's.
-_FIRST_EXACT_MAJOR = 9
+from .vendors import VENDORS, arch_distance, driver_words
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,9 @@ def describe(trace: list[Accepted | Rejected]) -> str:
 def _advice(trace: list[Accepted | Rejected], facts: Facts, strict: bool) -> str:
     """What to do when nothing fits: another build is no help where only the host stands in the way."""
     for verdict in trace:
-        distance = _arch_distance(verdict.target, facts) if verdict.target.vendor == facts.vendor else ""
+        if verdict.target.vendor != facts.vendor:
+            continue
+        distance = arch_distance(facts.vendor, verdict.target.arch, bare_arch(facts))
         if isinstance(distance, int) and not (strict and distance):
             return (
                 f"{verdict.target.name} has code for this device: mend what its reason names (update the "
@@ -96,7 +93,7 @@ def bare_arch(facts: Facts) -> str:
 def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
     if target.vendor != facts.vendor:
         return Rejected(target, _another_vendor(target, facts))
-    distance = _arch_distance(target, facts)
+    distance = arch_distance(target.vendor, target.arch, bare_arch(facts))
     host = _launcher_host(target, facts)
     refusals = []
     if isinstance(distance, str):
@@ -117,31 +114,15 @@ def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
 
 
 def _another_vendor(target: Target, facts: Facts) -> str:
-    """What looks alike, too, where it does: a number that two vendors use says nothing of the code."""
     reason = f"its vendor is {target.vendor}, this device's is {facts.vendor}"
     if facts.reasons:
         reason += f" ({'; '.join(facts.reasons)})"
+    # What several vendors count by the same numbers says nothing of the code.
     capability = facts.marks.capability if facts.marks is not None else ""
-    if target.vendor == "nvidia" and capability:
-        reason += f", whose compute capability {capability} is not NVIDIA's"
+    row = VENDORS.get(target.vendor)
+    if capability and row is not None and row.distance is not None:
+        reason += f", whose compute capability {capability} is not {target.vendor}'s"
     return reason
-
-
-def _arch_distance(target: Target, facts: Facts) -> int | str:
-    """0 for the same arch, more for one that the device also runs, else why it does not run."""
-    arch = bare_arch(facts)
-    if target.arch == arch:
-        return 0
-    built, here = _SM.fullmatch(target.arch), _SM.fullmatch(arch)
-    if target.vendor != "nvidia" or not built or not here:
-        return f"it is for {target.arch} and no other arch, this device is {arch}"
-    (major, minor), (own_major, own_minor) = ((int(match[1]), int(match[2])) for match in (built, here))
-    if major >= _FIRST_EXACT_MAJOR:
-        return f"its code for {target.arch} runs on {target.arch} alone, this device is {arch}"
-    if major != own_major or minor > own_minor:
-        lowest = f"compute capability {major}.{minor} to {major}.9"
-        return f"its code for {target.arch} runs on {lowest}, this device has {own_major}.{own_minor}"
-    return own_minor - minor
 
 
 def _launcher_host(target: Target, facts: Facts) -> str:

@@ -8,7 +8,7 @@ name, its code's name and the build of torch that drives it must not contradict 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,11 @@ class Vendor:
     name:      what their names look like, from the start. code: what no other vendor's code is called.
     pci:       the vendor's PCI number. torch: the marks that only a torch built for it bears.
     libraries: what only its driver brings. drivers: the names its launchers look for its driver by, in order.
-    archs:     the arch by compute capability; where there is none, `arch` is filled in from the groups of
-               `source` ("capability", "code" or "name") in the expression.
+    archs:     the arch by compute capability. arch: where that says nothing, (field of Marks, expression,
+               what is filled in from the expression's groups).
+    distance:  how far an arch that code was built for lies from a device's other arch, or why that does not
+               run; None where code runs on its own arch alone.
+    version:   the driver's integer in words.
     """
 
     apis: tuple[str, ...]
@@ -82,24 +85,62 @@ class Vendor:
     libraries: tuple[str, ...] = ()
     archs: Mapping[str, str] | None = None
     arch: tuple[str, str, str] | None = None
+    distance: Callable[[str, str], int | str] | None = None
+    version: Callable[[int], str] = str
 
 
-# How torch names the devices of each interface.
-APIS: Mapping[str, str] = {
-    "cuda": "cuda",
-    "hip": "cuda",
-    "maca": "cuda",
-    "hggc": "cuda",
-    "musa": "musa",
-    "npu": "npu",
+@dataclass(frozen=True)
+class Api:
+    """An interface that knows devices.
+
+    torch: what torch calls them. library, prefix: the library that is asked where torch does not tell, and
+    how its functions' names begin; "" where there is none. kind: `contexts` for one that grew out of NVIDIA's
+    driver interface, `devices` for one with a current device, `chip` for one that only names the chip.
+    """
+
+    torch: str
+    library: str = ""
+    prefix: str = ""
+    kind: str = ""
+
+
+APIS: Mapping[str, Api] = {
+    "cuda": Api("cuda", "libcuda.so.1", "cu", "contexts"),
+    "hip": Api("cuda"),
+    "maca": Api("cuda", "libmcruntime.so", "mc", "devices"),
+    "hggc": Api("cuda", "libhggc.so", "hg", "contexts"),
+    "musa": Api("musa", "libmusa.so", "mu", "contexts"),
+    "npu": Api("npu", "libascendcl.so", "aclrt", "chip"),
 }
+
+
+# From here on NVIDIA's code is specific to one arch; before it, a newer minor runs an older one's.
+_FIRST_EXACT_MAJOR = 9
+
+
+def _sm_distance(built: str, here: str) -> int | str:
+    found = [re.fullmatch(r"sm_([0-9]+)([0-9])", arch) for arch in (built, here)]
+    if not found[0] or not found[1]:
+        return f"it is for {built} and no other arch, this device is {here}"
+    (major, minor), (own_major, own_minor) = ((int(match[1]), int(match[2])) for match in found if match)
+    if major >= _FIRST_EXACT_MAJOR:
+        return f"its code for {built} runs on {built} alone, this device is {here}"
+    if major != own_major or minor > own_minor:
+        lowest = f"compute capability {major}.{minor} to {major}.9"
+        return f"its code for {built} runs on {lowest}, this device has {own_major}.{own_minor}"
+    return own_minor - minor
+
+
+def _cuda_version(version: int) -> str:
+    return f"API {version // 1000}.{version % 1000 // 10}"
+
 
 _GFX = ("code", r"(gfx[0-9a-f]+(?::.*)?)", r"\1")
 
 VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
         ("cuda",), ("libcuda.so.1",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
-        arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"),
+        arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"), distance=_sm_distance, version=_cuda_version,
     ),
     "amd": Vendor(
         ("hip",), ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"), r"AMD|Radeon|Instinct",
@@ -153,7 +194,22 @@ def libraries() -> tuple[str, ...]:
 
 def torch_type(vendor: str) -> str:
     """What torch calls the vendor's devices: cuda, musa, npu."""
-    return APIS[VENDORS[vendor].apis[0]] if vendor in VENDORS else "cuda"
+    return APIS[VENDORS[vendor].apis[0]].torch if vendor in VENDORS else "cuda"
+
+
+def arch_distance(vendor: str, built: str, here: str) -> int | str:
+    """0 where code was built for the device's arch, more for another that it runs on, else why it doesn't."""
+    if built == here:
+        return 0
+    row = VENDORS.get(vendor)
+    if row is None or row.distance is None:
+        return f"it is for {built} and no other arch, this device is {here}"
+    return row.distance(built, here)
+
+
+def driver_words(vendor: str, version: int) -> str:
+    """A driver's integer in words: API 12.8 for NVIDIA's 12080, the number itself for others."""
+    return VENDORS[vendor].version(version) if vendor in VENDORS else str(version)
 
 
 def identify(marks: Marks) -> Identity:

@@ -118,6 +118,8 @@ const char *mcGetErrorName(int code) { return "mcErrorUnknown"; }
 const char *mcGetErrorString(int code) { return "unknown error"; }
 """
 
+CHIP = 'const char *aclrtGetSocName(void) { return "Ascend910B2"; }'
+
 
 def compile_c(folder: Path, name: str, source: str, *flags: str) -> bytes:
     """The shared object of one C source; compiled once a session and kept in `folder`."""
@@ -263,10 +265,11 @@ def stand_in_driver(session_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def stand_in_for(session_folder: Path) -> Callable[[str], Path]:
-    """The same with another vendor's prefix: hg, mu, or mc, which has functions of its own form."""
+    """The same with another vendor's prefix: hg, mu, or mc and aclrt, which have functions of their own."""
 
     def build(prefix: str) -> Path:
-        source = RUNTIME if prefix == "mc" else re.sub(r"\bcu(?=[A-Z])", prefix, DRIVER)
+        own = {"mc": RUNTIME, "aclrt": CHIP}
+        source = own.get(prefix) or re.sub(r"\bcu(?=[A-Z])", prefix, DRIVER)
         compile_c(session_folder, f"lib{prefix}-stand-in", source)
         return session_folder / f"lib{prefix}-stand-in.so"
 

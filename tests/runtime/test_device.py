@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbuild.runtime import device, drivers, libraries
+from kvbuild.runtime import device, drivers, libraries, vendors
 from kvbuild.runtime.device import detect, gfx_name, kfd_nodes, parse_device, torch_marks
 from kvbuild.runtime.errors import DeviceError
 
@@ -22,12 +22,9 @@ from kvbuild.runtime.errors import DeviceError
 def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No torch, no driver, no topology, unless a test says otherwise."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    nobodys = {
-        api: replace(names, library=f"lib{api}-of-nobody.so.1") for api, names in drivers.DRIVERS.items()
-    }
-    monkeypatch.setattr(drivers, "DRIVERS", nobodys)
-    monkeypatch.setattr(device, "DRIVERS", nobodys)
-    monkeypatch.setattr(device, "soc_name", lambda: None)
+    for name, api in vendors.APIS.items():
+        if api.library:
+            present(monkeypatch, name, Path(f"lib{name}-of-nobody.so.1"))
     monkeypatch.setattr(device, "KFD_NODES", tmp_path / "absent")
     monkeypatch.setattr(drivers, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.setattr(libraries, "LINKER_CACHE", tmp_path / "ld.so.cache")
@@ -36,7 +33,7 @@ def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def present(monkeypatch: pytest.MonkeyPatch, api: str, path: Path) -> None:
     """Makes the library at `path` the driver of an interface."""
-    monkeypatch.setitem(drivers.DRIVERS, api, replace(drivers.DRIVERS[api], library=str(path)))  # type: ignore[arg-type]
+    monkeypatch.setitem(vendors.APIS, api, replace(vendors.APIS[api], library=str(path)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -289,8 +286,10 @@ def test_a_drivers_missing_function_is_named(
         detect("cuda")
 
 
-def test_cann_names_its_npus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "soc_name", lambda: "Ascend910B2")
+def test_cann_names_its_npus(monkeypatch: pytest.MonkeyPatch, stand_in_for: Callable[[str], Path]) -> None:
+    library = stand_in_for("aclrt")
+    present(monkeypatch, "npu", library)
+    monkeypatch.setattr(libraries, "_loaded", lambda name: str(name) == str(library))
     facts = detect("npu:3")
     assert (facts.vendor, facts.arch, facts.index) == ("ascend", "910B2", 3)
     assert detect().vendor == "ascend"

@@ -96,7 +96,7 @@ def test_of_a_merged_bundle_each_gets_its_own(samples: Any, device: str) -> None
 
 def test_a_capability_of_nvidias_runs_no_nvidia_code(samples: Any) -> None:
     for vendor in ("thead", "metax"):
-        with pytest.raises(NoMatchingArtifact, match="whose compute capability 8.0 is not NVIDIA's"):
+        with pytest.raises(NoMatchingArtifact, match="whose compute capability 8.0 is not nvidia's"):
             select(merged(samples, "nvidia"), facts_of(vendor))
 
 
