@@ -218,6 +218,11 @@ def _remedy(vendor: str) -> str:
     sdk = targets.load(vendor).SDK
     if not sdk:
         return INSTALL
+    if installed.recipe_of(vendor):
+        return (
+            f"install {sdk}: {installed.install_command(vendor)}; or name a Python that has them in "
+            f"{variable(vendor)}, or as toolchains.{vendor}.python in build.yaml"
+        )
     return (
         f"install {sdk}, and name the Python that has it in {variable(vendor)}, or as "
         f"toolchains.{vendor}.python in build.yaml (a path, or a command prefix such as a container run)"

@@ -78,6 +78,11 @@ def _advice(trace: list[Accepted | Rejected], facts: Facts, strict: bool) -> str
             continue
         distance = arch_distance(facts.vendor, verdict.target.arch, bare_arch(facts))
         if isinstance(distance, int) and not (strict and distance):
+            if _unfinished(verdict.target):
+                return (
+                    f"{verdict.target.name} is for this device and not finished: kvbuild finish BUNDLE, on a "
+                    "host with CANN 8.5 or newer (this one, if it has it)"
+                )
             return (
                 f"{verdict.target.name} has code for this device: mend what its reason names (update the "
                 "driver, or build with a launcher for this host: hosts in build.yaml)"
@@ -108,9 +113,18 @@ def _verdict(target: Target, facts: Facts, strict: bool) -> Accepted | Rejected:
         needed = driver_words(target.vendor, target.min_driver)
         present = driver_words(facts.vendor, facts.driver) if facts.driver else "none"
         refusals.append(f"it needs driver {needed} or newer, this host has {present}")
+    if _unfinished(target):
+        refusals.append(
+            "it is compiled as far as HIVM, not to the end: run `kvbuild finish BUNDLE` on a host with CANN "
+            "8.5 or newer"
+        )
     if refusals or isinstance(distance, str):
         return Rejected(target, "; ".join(refusals))
     return Accepted(target, host, distance)
+
+
+def _unfinished(target: Target) -> bool:
+    return target.staged is not None and target.staged.stage != "device"
 
 
 def _another_vendor(target: Target, facts: Facts) -> str:

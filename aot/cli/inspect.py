@@ -72,6 +72,9 @@ def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Re
     yield output.paint(target.name, "cyan")
     warp = f", {target.warp_size} threads a warp" if target.warp_size else ""
     yield f"  route         {target.route}{warp}, ELF machine {target.elf_machine}"
+    if target.staged:
+        unfinished = "" if target.staged.stage == "device" else ", unfinished: see `kvbuild finish`"
+        yield f"  compiled to   {target.staged.stage}{unfinished}"
     yield f"  driver        {driver_text(target.vendor, target.min_driver)}"
     yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in sorted(target.toolchain.items()))}"
     fusion = "on" if target.numerics.fp_fusion else "off"
@@ -80,6 +83,8 @@ def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Re
     yield f"  launch table  {target.launch_table}"
     launchers = [(host, f"{sizes[blob]:,}", blob[:12]) for host, blob in sorted(target.launchers.items())]
     yield from _indented(output.table(("launcher", "bytes", "blob"), launchers, right=("bytes",)))
+    if target.staged:
+        yield from _staged_text(target.staged, sizes)
     if target.variants:
         head = ("ratio", "layout", "outputs up to", "scratch an output", "launches")
         rows = [
@@ -98,6 +103,37 @@ def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Re
         kernel_rows = [_kernel_row(kernel, sizes, used) for kernel in target.kernels]
         right = ("warps", "cluster", "registers", "spilled", "shared", "bytes")
         yield from _indented(output.table(_KERNEL_HEAD, kernel_rows, right=right))
+
+
+def _staged_text(staged: Staged, sizes: Mapping[str, int]) -> Iterator[str]:
+    from ...kernels.ascend.pipeline import UB_BYTES
+
+    head: tuple[str, ...] = ("ratio", "layout", "outputs up to", "route", "chunk", "stages")
+    rows = [
+        (
+            variant.ratio,
+            variant.layout,
+            "any" if variant.max_outputs is None else variant.max_outputs,
+            variant.route,
+            f"{variant.chunk_outputs:,} outputs, {variant.chunk_bytes:,} B",
+            ", ".join(variant.stages),
+        )
+        for variant in staged.variants
+    ]
+    yield from _indented(output.table(head, rows, right=("ratio", "outputs up to")))
+    stages: list[tuple[object, ...]] = [
+        (
+            kernel.name,
+            kernel.entry,
+            f"{kernel.ub_bytes:,} of {UB_BYTES:,}",
+            f"{sizes[kernel.blob]:,}",
+            kernel.blob[:12],
+        )
+        for kernel in staged.kernels
+    ]
+    stages += [(operator.name, operator.function, "-", "-", "-") for operator in staged.operators]
+    head = ("stage", "entry", "unified buffer", "bytes", "blob")
+    yield from _indented(output.table(head, stages, right=("unified buffer", "bytes")))
 
 
 _KERNEL_HEAD = (

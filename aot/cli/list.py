@@ -45,17 +45,18 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 def _target(target: Target, sizes: Mapping[str, int]) -> dict[str, Any]:
     from ...kernels.contract import COMPRESS_RATIOS
 
-    gpgpu = target.route == "gpgpu"
-    ratios = sorted({variant.ratio for variant in target.variants}) if gpgpu else list(COMPRESS_RATIOS)
-    layouts = sorted({variant.layout for variant in target.variants}) if gpgpu else ["general"]
+    variants = target.staged.variants if target.staged else target.variants
+    ratios = sorted({variant.ratio for variant in variants}) or list(COMPRESS_RATIOS)
+    layouts = sorted({variant.layout for variant in variants}) or ["general"]
     return {
         "target": target.name,
         "route": target.route,
         "hosts": sorted(target.launchers),
         "ratios": ratios,
         "layouts": layouts,
-        "variants": len(target.variants),
-        "kernels": len(target.kernels),
+        "stage": target.staged.stage if target.staged else "device",
+        "variants": len(variants),
+        "kernels": len(target.kernel_blobs),
         "size": sum(sizes[blob] for blob in target.blobs),
     }
 
@@ -73,7 +74,7 @@ def targets_table(targets: list[dict[str, Any]]) -> str:
     head = ("target", "hosts", "ratios", "layouts", "variants", "kernels", "size")
     rows = [
         (
-            entry["target"],
+            entry["target"] + ("" if entry["stage"] == "device" else f" ({entry['stage']}, unfinished)"),
             " ".join(host.split("-")[0] for host in entry["hosts"]),
             " ".join(str(ratio) for ratio in entry["ratios"]),
             " ".join(entry["layouts"]),

@@ -12,7 +12,7 @@ from typing import Any
 from ...kernels.ascend import pipeline
 from ...kernels.contract import COMPRESS_RATIOS
 from ...kernels.gpgpu.route import KernelForm
-from ..installed import Package, Recipe, install_command
+from ..installed import Package, Recipe
 from . import Parameter, Tool
 
 ROUTE = "staged"
@@ -24,7 +24,7 @@ LOOKUP: Mapping[str, Tool] = {
     "triton-adapter-opt": Tool(("{triton}/backends/ascend/triton-adapter-opt",), ()),
     "bishengir-compile": Tool((_BISHENGIR,), pattern=r"bishengir-compile (\d+(?:\.\d+)+)"),
 }
-SDK = f"triton-ascend 3.2.0 and ascendnpu-ir 1.2.0 (`{install_command('ascend')}` does)"
+SDK = "triton-ascend 3.2.0 and ascendnpu-ir 1.2.0"
 BINARY = "npubin"
 SCRATCH = True
 

@@ -315,7 +315,8 @@ def chunk_outputs(route: str, ratio: int, chunk_bytes: int) -> int:
     if outputs < 1:
         needed = bytes_per_output(route, ratio) + padding
         raise ValueError(f"chunk_bytes: wanted at least {needed} for ratio {ratio}, found {chunk_bytes}")
-    return min(outputs, (1 << 31) // (ratio * STATE_WIDTH))
+    # A gather counts its elements in 32 bits somewhere below us, for all that is known.
+    return min(outputs, (1 << 31) // (ratio * STATE_WIDTH)) if route == "index_select" else outputs
 
 
 def scratch_layout(route: str, ratio: int, outputs: int) -> tuple[Mapping[str, int], int]:
