@@ -11,6 +11,7 @@ from . import output
 
 if TYPE_CHECKING:
     from ...runtime.manifest import Kernel, Manifest, Target
+    from ...runtime.staged import Staged
 
 Resources = Mapping[str, int] | None
 
