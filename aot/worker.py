@@ -233,7 +233,7 @@ def end_in_hivm(triton: Any) -> None:
 
     def stages_to_hivm(self: Any, stages: Dict[str, Any], options: Any) -> None:
         original(self, stages, options)
-        stages["npubin"] = lambda linalg, metadata: hivm(*parse(linalg, metadata), options)
+        stages["npubin"] = lambda linalg, metadata: hivm(parse(linalg, metadata)[0], metadata, options)
 
     backend.add_stages = stages_to_hivm
 
