@@ -29,6 +29,7 @@ COMMANDS = (
     "bench",
     "doctor",
     "toolchain",
+    "finish",
 )
 
 # What click raises for a bare `kvbuild` from 8.2 on; before, it prints the help by itself.

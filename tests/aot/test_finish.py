@@ -1,0 +1,256 @@
+"""`kvbuild finish`, with a stand-in hivmc that checks how it is called and writes marked objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbuild.aot import bundle as bundles
+from kvbuild.aot import spec
+from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
+from kvbuild.aot.finish import find_hivmc, finish
+from kvbuild.aot.spec import TargetName
+from kvbuild.aot.staging import pipelines, staged_table
+from kvbuild.runtime.bundle import open_bundle
+from kvbuild.runtime.manifest import Manifest, Numerics, Target
+
+STANDIN = """
+import hashlib, os, re, sys
+
+def elf(machine, *parts):
+    start = b"\\x7fELF\\x02\\x01\\x01".ljust(18, b"\\0")
+    return start + machine.to_bytes(2, "little") + bytes(44) + b"".join(parts)
+
+mode = os.environ.get("STANDIN", "")
+if sys.argv[1:] == ["--version"]:
+    if mode == "speechless":
+        sys.exit(0)
+    print("hivmc 1.4.2 (0a1b2c3 2026-03-01)")
+    sys.exit(9 if mode == "broken" else 0)
+source, *flags, dash_o, out = sys.argv[1:]
+assert source == "module.hivm.opt.mlir" and dash_o == "-o", sys.argv
+assert flags == [
+    "--enable-debug-info=false", "--enable-static-bare-ptr=true", "--enable-bin-relocation=true",
+    "--enable-hivm-inject-barrier-all-sync=false", "--enable-sanitizer=false",
+], flags
+assert os.listdir(".") == [source]
+text = open(source, "rb").read()
+entry = re.search(rb"func.func @([a-z_0-9]+)", text)[1]
+if mode == "fails" and entry == b"normalise":
+    print("error: no registers left", file=sys.stderr)
+    sys.exit(3)
+if mode == "silent":
+    sys.exit(0)
+machine = {"host": 62, "mixed": len(entry) + 5000}.get(mode, 0x1029)
+named = b"" if mode == "nameless" else entry
+data = b"cut off" if mode == "text" else elf(machine, b"marked:", hashlib.sha256(text).digest(), named)
+open(out, "wb").write(data)
+"""
+
+
+def hivm(name: str, entry: str) -> bytes:
+    """What stands for a stage's HIVM: an entry, and something of its own."""
+    return f"module attributes {{}} {{\n  func.func @{entry}() // {name}\n}}\n".encode()
+
+
+def staged_target(arch: str) -> tuple[Target, dict[str, bytes]]:
+    """A target whose kernels are HIVM, as the packaged build.yaml plans it, and its blobs."""
+    planned = pipelines(spec.load(spec.PACKAGED), TargetName("ascend", arch))
+    stages = {stage.name: stage for each in planned for stage in each.stages if stage.kind == "triton"}
+    texts = {name: hivm(name, stage.function) for name, stage in stages.items()}
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    table = staged_table(planned, {name: (digests[name], stages[name].function, 4096) for name in stages})
+    launcher = f"a launcher for {arch}".encode()
+    target = Target(
+        vendor="ascend", arch=arch, route="staged", warp_size=0, elf_machine=0, min_driver=0,
+        toolchain={"triton": "3.2.0"}, numerics=Numerics(False, "unknown"), source_digest="0" * 64,
+        launchers={"aarch64-linux-gnu.2.17": hashlib.sha256(launcher).hexdigest()},
+        launch_table=table.digest, kernels=(), variants=(), staged=table,
+    )  # fmt: skip
+    blobs = {digests[name]: text for name, text in texts.items()}
+    return target, blobs | {hashlib.sha256(launcher).hexdigest(): launcher}
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A bundle of two Ascend targets."""
+    targets, blobs = zip(staged_target("910B1"), staged_target("910B2"), strict=True)
+    content = {**blobs[0], **blobs[1]}
+    path = tmp_path / "hivm.kvb"
+    bundles.write(
+        path, Manifest("0.1.0", targets, {name: len(data) for name, data in content.items()}), content
+    )
+    return path
+
+
+@pytest.fixture
+def cann(tmp_path: Path) -> Path:
+    """A CANN's folder with the stand-in where hivmc lies."""
+    path = tmp_path / "cann/tools/bishengir/bin/hivmc"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!{sys.executable} -S\n{STANDIN}")
+    path.chmod(0o755)
+    return tmp_path / "cann"
+
+
+def environment(cann: Path, **changes: str) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "ASCEND_HOME_PATH": str(cann), **changes}
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_every_kernel_is_compiled_and_nothing_else_changes(
+    unfinished: Path, cann: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "done.kvb"
+    noted: list[str] = []
+    before = unfinished.read_bytes()
+    done = finish(unfinished, out, environment(cann), note=noted.append)
+    assert unfinished.read_bytes() == before
+    assert done.targets == ("ascend:910B1", "ascend:910B2")
+    assert (done.hivmc.version, done.hivmc.path) == ("1.4.2", cann / "tools/bishengir/bin/hivmc")
+    with open_bundle(unfinished) as old, open_bundle(out) as new:
+        # Equal HIVM is compiled once, whichever target it is of.
+        assert (
+            len(noted)
+            == done.kernels
+            == len({b for t in old.manifest.targets for b in t.kernel_blobs.values()})
+        )
+        assert noted[0].startswith("ascend:910B1 ")
+        for was, now in zip(old.manifest.targets, new.manifest.targets, strict=True):
+            assert was.staged is not None and now.staged is not None
+            assert (was.staged.stage, now.staged.stage) == ("hivm", "device")
+            assert (now.elf_machine, now.toolchain) == (0x1029, {"triton": "3.2.0", "hivmc": "1.4.2"})
+            # The launchers go on knowing their manifest.
+            assert (now.launch_table, now.launchers) == (was.launch_table, was.launchers)
+            for name, blob in was.kernel_blobs.items():
+                data = new.read(now.kernel_blobs[name])
+                assert data[:4] == b"\x7fELF" and hashlib.sha256(old.read(blob)).digest() in data
+        launchers = {blob for target in new.manifest.targets for blob in target.launchers.values()}
+        finished = {blob for target in new.manifest.targets for blob in target.kernel_blobs.values()}
+        assert set(new.manifest.blobs) == launchers | finished
+
+
+def test_a_bundle_is_replaced_in_place(unfinished: Path, cann: Path, tmp_path: Path) -> None:
+    out = tmp_path / "done.kvb"
+    finish(unfinished, out, environment(cann))
+    finish(unfinished, unfinished, environment(cann))
+    assert unfinished.read_bytes() == out.read_bytes()
+
+
+FAILURES = {
+    "fails": ("hivmc 1.4.2 failed with exit 3:\nerror: no registers left", "ascend:910B1 normalise"),
+    "silent": ("wanted an object from hivmc 1.4.2, found none", "ascend:910B1 "),
+    "text": (
+        "wanted an object for the chip from hivmc 1.4.2, found another: wanted a 64-bit",
+        "ascend:910B1 ",
+    ),
+    "host": ("found another: its ELF machine is 62, x86-64", "ascend:910B1 "),
+    "nameless": ("found another: it does not name ", "ascend:910B1 "),
+    "mixed": ("wanted objects for one ELF machine, found ", "ascend:910B1"),
+}
+
+
+@pytest.mark.parametrize("mode", FAILURES)
+def test_a_failure_leaves_the_bundle_as_it_was(unfinished: Path, cann: Path, mode: str) -> None:
+    before, there = unfinished.read_bytes(), files(unfinished.parent)
+    with pytest.raises(BuildError) as failure:
+        finish(unfinished, unfinished, environment(cann, STANDIN=mode))
+    words, start = FAILURES[mode]
+    assert str(failure.value).startswith(start) and words in str(failure.value)
+    assert (unfinished.read_bytes(), files(unfinished.parent)) == (before, there)
+
+
+def test_no_hivmc(unfinished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError) as failure:
+        finish(unfinished, unfinished, environment(tmp_path / "elsewhere"))
+    assert str(failure.value) == (
+        "hivmc: wanted CANN's compiler of HIVM, found none (looked for hivmc, "
+        f"{tmp_path}/elsewhere/tools/bishengir/bin/hivmc); install the CANN toolkit 8.5 or later, which has it "
+        "in tools/bishengir/bin, and source its set_env.sh, or name it with --hivmc"
+    )
+
+
+@pytest.mark.parametrize("mode", ["speechless", "broken"])
+def test_a_hivmc_that_does_not_say_its_version(cann: Path, mode: str) -> None:
+    with pytest.raises(ToolchainError, match="wanted a hivmc that says its version, found"):
+        find_hivmc(environment(cann, STANDIN=mode))
+
+
+def test_where_hivmc_is_looked_for(cann: Path, tmp_path: Path) -> None:
+    path = cann / "tools/bishengir/bin/hivmc"
+    nothing: Mapping[str, str] = {"PATH": "/usr/bin:/bin"}
+    assert find_hivmc({**nothing, "PATH": f"{path.parent}:/usr/bin:/bin"}).path == path
+    assert find_hivmc(nothing, str(path)).path == path
+    assert find_hivmc({**nothing, "ASCEND_TOOLKIT_HOME": str(cann)}).path == path
+    # Beside the bishengir-compile that a link on PATH leads to.
+    beside = path.with_name("bishengir-compile")
+    beside.write_text("#!/bin/sh\n")
+    beside.chmod(0o755)
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "bishengir-compile").symlink_to(beside)
+    assert find_hivmc({"PATH": f"{links}:/usr/bin:/bin"}).path == path
+    with pytest.raises(ToolchainError, match="looked for /nowhere/hivmc"):
+        find_hivmc(environment(cann), "/nowhere/hivmc")
+
+
+def test_a_hivmc_that_cannot_be_run(cann: Path) -> None:
+    path = cann / "tools/bishengir/bin/hivmc"
+    path.write_text("#!/nowhere/python\n")
+    with pytest.raises(ToolchainError, match=r"hivmc: cannot be run: .*; name another with --hivmc"):
+        find_hivmc(environment(cann))
+
+
+def test_nothing_to_finish(unfinished: Path, cann: Path, cpu_bundle: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done.kvb"
+    finish(unfinished, done, environment(cann))
+    with pytest.raises(RequestError, match="ascend:910B2, finished already; load it as it is"):
+        finish(done, tmp_path / "again.kvb", environment(cann))
+    # A compiler that is not there is no reason to refuse what needs none.
+    with pytest.raises(RequestError, match="found cpu:.*, which nobody has to finish"):
+        finish(cpu_bundle, tmp_path / "again.kvb", environment(tmp_path))
+    assert not (tmp_path / "again.kvb").exists()
+
+
+@pytest.fixture
+def host(cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+
+def test_the_command(host: None, kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "done.kvb"
+    done = kvbuild("finish", unfinished, "-o", out, "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert said["finished"] == ["ascend:910B1", "ascend:910B2"]
+    assert said["hivmc"]["version"] == "1.4.2" and said["bundle"] == str(out)
+    assert done.err.count("hivmc: ascend:910B1 ") == said["compiled"]
+    again = kvbuild("finish", out)
+    assert again.code == 2 and "finished already" in again.err
+    done = kvbuild("finish", unfinished)
+    assert done.code == 0 and f"kvbuild check {unfinished}" in done.out
+    assert unfinished.read_bytes() == out.read_bytes()
+
+
+def test_the_command_without_cann(kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    done = kvbuild("finish", unfinished)
+    assert done.code == 3 and "install the CANN toolkit" in done.err
+    done = kvbuild("finish", tmp_path / "nothing.kvb")
+    assert done.code == 2
+    done = kvbuild("finish", unfinished, "-o", os.path.join(tmp_path, "none", "out.kvb"))
+    assert done.code == 2
