@@ -448,14 +448,23 @@ def test_tensors_elsewhere(acl: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_binary_of_another_vendor(acl: Any) -> None:
-    said, _ = acl(
-        """
-        blobs = {name: data[:18] + bytes([190, 0]) + data[20:] for name, data in kvb.blobs.items()}
+@pytest.mark.parametrize("machine", [62, 183, 190, 224])
+def test_a_binary_of_another_vendor(acl: Any, machine: int) -> None:
+    said, calls = acl(
+        f"""
+        blobs = {{name: data[:18] + bytes([{machine}, 0]) + data[20:] for name, data in kvb.blobs.items()}}
         say(kvb.open(blobs=blobs))
         """
     )
-    assert said[0] == 2 and "wanted ELF machine 4137, which ascend:910B2 runs; found machine 190" in said[1]
+    assert said[0] == 2
+    assert f"wanted the ELF machine of ascend:910B2, found machine {machine}, which is another" in said[1]
+    assert calls == []
+
+
+def test_a_stage_that_was_not_finished(acl: Any) -> None:
+    said, _ = acl('say(kvb.open(blobs=dict(kvb.blobs, normalise=b"module attributes {hivm.module} {}")))')
+    assert said[0] == 2
+    assert said[1].startswith("blob normalise: wanted a 64-bit little-endian ELF image for ascend:910B2")
 
 
 def test_the_stream_that_a_thread_was_told_of(acl: Any) -> None:
