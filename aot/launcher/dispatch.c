@@ -6,7 +6,11 @@
 #include "check.h"
 #include "device.h"
 #include "error.h"
+#include "stream.h"
 #include "target.h"
+
+/* Linked where a framework's stream does not come with its tensors. */
+#pragma weak kvb_stream_or_told
 
 /* What the aligned kernels were compiled to rely on. */
 static bool is_aligned(const kvb_operands *operands) {
@@ -118,6 +122,7 @@ int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
   code = check_grid(variant, operands->num_outputs);
   if (code == KVB_OK) code = kvb_driver_enter(&device->context, &scope);
   if (code != KVB_OK) return code;
+  if (kvb_stream_or_told != NULL) stream = kvb_stream_or_told(stream, device->context.device_id);
   code = launch_variant(device, variant, operands, stream);
   if (code != KVB_OK) {
     kvb_hold_error(1);

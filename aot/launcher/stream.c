@@ -1,4 +1,5 @@
-/* DLPack's exchange carries the current stream of CUDA and ROCm only, so whoever calls for an NPU says it first. */
+/* DLPack's exchange carries the current stream of CUDA and ROCm only: whoever calls for another device says its
+ * stream first. */
 #include "stream.h"
 
 #include <stddef.h>

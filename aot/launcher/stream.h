@@ -3,6 +3,6 @@
 #define KVB_STREAM_H
 
 /* `stream`, or, where that is NULL, the one that this thread was last told of for the device. */
-void *kvb_stream_or_told(void *stream, int device_id);
+__attribute__((visibility("hidden"))) void *kvb_stream_or_told(void *stream, int device_id);
 
 #endif

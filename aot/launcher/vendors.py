@@ -93,8 +93,10 @@ def _module_vendor(
     functions: Mapping[str, str],
     pools: int = 0,
 ) -> Vendor:
+    # The streams of extension devices do not come with their tensors.
+    stream = ("stream.c",) if device_type == "kDLExtDev" else ()
     driver = Driver(tuple(libraries), product, functions, pools)
-    return Vendor(device_type, (*DEVICE_SOURCES, "driver_module.c"), driver=driver)
+    return Vendor(device_type, (*DEVICE_SOURCES, *stream, "driver_module.c"), driver=driver)
 
 
 VENDORS: Mapping[str, Vendor] = {
@@ -120,9 +122,10 @@ VENDORS: Mapping[str, Vendor] = {
         "kDLCUDA", "MetaX's MACA runtime", ("libmcruntime.so",),
         _named("mc", _DEVICES, alloc="mcMallocAsync", free="mcFreeAsync"),
     ),
-    # CoreX's own library under NVIDIA's name. It speaks CUDA 10.2, which has no stream-ordered allocation.
+    # CoreX's own library under NVIDIA's name. No public source shows it allocating in a stream's order.
     "tianshu": _module_vendor("kDLCUDA", "Iluvatar's CoreX", ("libcuda.so.1",), _named("cu", _CONTEXTS)),
-    # muMemFreeAsync is declared, and was found without an implementation in releases up to 4.3.
+    # torch_musa's devices are DLPack's extension devices. muMemFreeAsync is declared, and was found without
+    # an implementation in releases up to 4.3.
     "mthreads": _module_vendor(
         "kDLExtDev", "Moore Threads' MUSA driver", ("libmusa.so",),
         _named("mu", _CONTEXTS, context_release="muDevicePrimaryCtxRelease_v2"),

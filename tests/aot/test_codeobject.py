@@ -67,7 +67,7 @@ def test_an_unknown_messagepack_tag_is_named() -> None:
 def test_a_kernel_is_found_behind_other_notes() -> None:
     binary = with_notes(
         binaries.note("GNU", 3, b"build id"),
-        binaries.note("Maker", 8, b"another kind"),
+        binaries.note("Maker", 8, binaries.pack({"maker.kernels": []})),
         binaries.note("Maker", 7, binaries.pack(KERNELS)),
     )
     kernel = NOTES.kernel(binary, "second")

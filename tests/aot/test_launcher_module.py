@@ -287,6 +287,27 @@ def test_scratch_goes_back_where_a_launch_fails(vendor: str, run: Any, nth: int)
     assert freed == [{"call": case.free, "address": 0x5C0000, "stream": 9}]
 
 
+@pytest.mark.parametrize("vendor", ["mthreads"], indirect=True)
+def test_the_stream_of_an_extension_device_is_told(vendor: str, run: Any) -> None:
+    """Its framework hands none on with its tensors."""
+    said, calls = run(
+        """
+        class Any_(ctypes.Structure):
+            _fields_ = (("type_index", ctypes.c_int32), ("pad", ctypes.c_uint32), ("value", ctypes.c_int64))
+        def use_stream(*values):
+            arguments, result = (Any_ * 2)(*(Any_(1, 0, value) for value in values)), Any_()
+            use = kvb.library["__tvm_ffi_use_stream"]
+            return use(None, ctypes.byref(arguments), 2, ctypes.byref(result))
+        kvb.open(); kvb.open(1)
+        said = [kvb.compress(operands(PLACE)), use_stream(0, 41), kvb.compress(operands(PLACE))]
+        said += [kvb.compress(operands(PLACE), 5), kvb.compress(operands(OTHER))]
+        say(said)
+        """
+    )
+    assert said == [None, 0, None, None, None]
+    assert [launch["stream"] for launch in harness.launches(calls)] == [0, 41, 5, 0]
+
+
 def test_missing_library_is_named(vendor: str, bench: tuple[harness.Bench, Path], tmp_path: Path) -> None:
     said, _ = bench[0].run("say(kvb.open())", tmp_path)
     if said is None:
