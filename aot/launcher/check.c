@@ -43,7 +43,7 @@ static const rule RULES[KVB_NUM_TENSORS] = {
 
 /* Within these, neither the number of bytes nor the address of one can overflow. */
 enum { PLAIN_SHAPE = 1 << 20, PLAIN_STRIDE = 1 << 26 };
-static const uintptr_t PLAIN_ADDRESS = UINTPTR_MAX >> 1;
+static const uintptr_t PLAIN_ADDRESS = UINTPTR_MAX >> 2; /* and so its offset */
 
 /* A tensor that has passed its own checks. */
 typedef struct view {
@@ -223,7 +223,7 @@ static bool take_plain(const rule *wanted, const DLTensor *tensor, DLDevice devi
   uintptr_t misaligned = begin & (uintptr_t)(wanted->dtype.bits / 8 - 1);
   bool plain = memcmp(&tensor->device, &device, sizeof device) == 0 && same_dtype(tensor->dtype, wanted->dtype) &&
                tensor->ndim == wanted->rank && tensor->strides != NULL && tensor->data != NULL && misaligned == 0 &&
-               begin < PLAIN_ADDRESS && tensor->byte_offset < PLAIN_ADDRESS;
+               (uintptr_t)tensor->data < PLAIN_ADDRESS && tensor->byte_offset < PLAIN_ADDRESS;
   int64_t stride = 1;
   for (int i = 0; plain && i < wanted->rank; ++i) {
     int64_t shape = out->shape[i] = tensor->shape[i];

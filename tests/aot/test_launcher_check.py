@@ -242,6 +242,27 @@ REFUSED = {
         "block_table: wanted extents that 64-bit addresses can reach, found a shape and "
         "strides that pass them",
     ),
+    "count overflow of extents and strides that are small": (
+        'state_cache=T((2**30, 2**30, 1024), "float32", strides=(0, 1024, 1)), block_size=2**30',
+        VALUE,
+        "state_cache: wanted extents that 64-bit addresses can reach, found a shape and "
+        "strides that pass them",
+    ),
+    "address overflow by small strides": (
+        'positions=T((7,), "int64", 2**64 - 16, strides=(1,))',
+        VALUE,
+        "positions: wanted extents that 64-bit addresses can reach, found a shape and strides that pass them",
+    ),
+    "address overflow by an offset": (
+        'positions=T((7,), "int64", 2**64 - 8, strides=(1,), byte_offset=16)',
+        VALUE,
+        "positions: wanted extents that 64-bit addresses can reach, found a shape and strides that pass them",
+    ),
+    "int64 alignment by an offset, with strides": (
+        'positions=T((7,), "int64", 0x300000, strides=(1,), byte_offset=4)',
+        VALUE,
+        "positions: wanted an address that is a multiple of its element's 8 bytes, found 0x300004",
+    ),
     "null data": (
         'cos_sin_cache=T((11, 64), "float32", 0)',
         VALUE,
@@ -306,6 +327,12 @@ ACCEPTED = {
     ),
     "rows repeated": 'state_cache=T((5, 8, 1024), "float32", strides=(8192, 0, 1))',
     "requests repeated": 'block_table=T((2, 6), "int32", strides=(0, 1))',
+    "as many rows as the usual checks take, and one more": (
+        'cos_sin_cache=T((2**20, 64), "float32", strides=(2**26, 1)), '
+        'token_to_req=T((2**20 + 1,), "int32", strides=(1,)), '
+        'positions=T((2**20 + 1,), "int64", strides=(1,)), '
+        'kv_slot_mapping=T((2**20 + 1,), "int64", strides=(1,))'
+    ),
     "rows beyond 32 bits": 'state_cache=T((2**22, 8, 1024), "float32")',
     "smallest page": 'kv_cache=T((3, 37376), "uint8")',
 }
