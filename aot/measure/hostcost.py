@@ -15,7 +15,8 @@ from .bare import BareLaunch
 from .variants import chosen
 from .versus import EAGER, JIT, OURS, Call, Unavailable, Versus, in_short
 
-BOUND, BARE, ADD = "kvbuild, bound", "the driver's launch alone", "torch x.add_(1)"
+BOUND, OPS = "kvbuild, bound", "kvbuild, torch.ops"
+BARE, ADD = "the driver's launch alone", "torch x.add_(1)"
 OUTPUTS, RATIO = 8, 128
 
 
@@ -30,11 +31,13 @@ def measure(versus: Versus, blob: Callable[[str], bytes]) -> dict[str, Any]:
     arguments = inputs.call_args()
     small = torch.zeros(8, device=place.device)
     size = 20 if versus.effort.quick else 200
+    notes: dict[str, str] = {}
     makers: dict[str, Callable[[], Call]] = {
         OURS: lambda: partial(operator.compress, *arguments),
         BOUND: lambda: _bound(operator, inputs),
+        OPS: lambda: partial(_registered(operator), *arguments),
         EAGER: lambda: partial(reference.compress, *arguments),
-        JIT: lambda: versus.jit_call(inputs),
+        JIT: lambda: _jit(versus, inputs, notes),
         ADD: lambda: partial(small.add_, 1),
     }
     if not place.is_gpu:
@@ -47,7 +50,8 @@ def measure(versus: Versus, blob: Callable[[str], bytes]) -> dict[str, Any]:
             call()
             batch = max(2, size // 10) if name == EAGER else size
             single, mean = timing.until_returned(call, place.synchronize, batch)
-            callers[name] = {**single.to_json(), "batch": round(mean, 4)}
+            note = {"note": notes[name]} if name in notes else {}
+            callers[name] = {**single.to_json(), "batch": round(mean, 4), **note}
         except Unavailable as reason:
             reasons[name] = str(reason)
         except Exception as error:  # another's compiler: a reason to show, not ours to raise
@@ -77,6 +81,20 @@ def bare_us(versus: Versus, blob: Callable[[str], bytes], inputs: Inputs, size: 
     _, launched = timing.until_returned(launcher.launch, wait, size)
     _, called = timing.until_returned(launcher.empty, wait, size)
     return launched - called
+
+
+def _jit(versus: Versus, inputs: Inputs, notes: dict[str, str]) -> Call:
+    call, note = versus.jit_call(inputs)
+    if note:
+        notes[JIT] = note
+    return call
+
+
+def _registered(operator: Any) -> Any:
+    """The operator as one of torch's, under a name of this measurement's own."""
+    from ...runtime import torch_library
+
+    return torch_library.register(operator, "kvbuild_measure::compress")
 
 
 def _bound(operator: Any, inputs: Any) -> Call:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...kernels import oracle, reference, verdict
-from ...kernels.contract import COMPRESS_RATIOS
-from ...kernels.gpgpu.route import Tile
+from ...kernels.contract import COMPRESS_RATIOS, HEAD_DIM, LEAF_ROWS
+from ...kernels.gpgpu.route import GENERAL_STAGES, Tile
 from ...kernels.workloads import DECODE_OUTPUTS, WORKLOADS, Inputs, Workload
 from . import ceiling, timing
 from .place import Place
@@ -27,6 +27,9 @@ HOST_CALLERS = (OURS, EAGER)
 
 # What a quick look at the host target makes do with, though a large cache may hold it.
 QUICK_HOST_BYTES = 64 << 20
+
+# One launch, no scratch: what every Triton can compile.
+PLAIN_TILE = Tile(LEAF_ROWS, HEAD_DIM, 1, 4, GENERAL_STAGES)
 
 Call = Callable[[], object]
 
@@ -99,6 +102,7 @@ class Versus:
         self.callers = CALLERS if place.is_gpu else HOST_CALLERS
         self._ceilings: dict[tuple[int, int], tuple[Timing, str]] = {}
         self._compiling = 0.0
+        self._uncompilable: dict[str, str] = {}
 
     def row(self, workload: Workload) -> Row:
         """Times every caller on one workload; the bytes of each are held against the oracle."""
@@ -160,7 +164,10 @@ class Versus:
         if name == REPLAYED:
             return self._replay([partial(reference.compress_plain, *own.call_args()) for own in owns], True)
         if name == JIT:
-            return self._replay([self.jit_call(own) for own in owns], False)
+            made = [self.jit_call(own) for own in owns]
+            if made[0][1]:
+                row.notes[JIT] = made[0][1]
+            return self._replay([call for call, _ in made], False)
         return self._replay([partial(self.operator.compress, *own.call_args()) for own in owns], False)
 
     def _replay(self, calls: Sequence[Call], slow: bool) -> Timing:
@@ -198,14 +205,29 @@ class Versus:
         best, row.notes[WHOLE_WINDOW] = min(found, key=lambda each: each[0].median)
         return best
 
-    def jit_call(self, inputs: Inputs) -> Call:
-        """The kernel that the operator would launch for these inputs, through Triton's JIT."""
+    def jit_call(self, inputs: Inputs) -> tuple[Call, str]:
+        """The kernel that the operator would launch for these inputs, through Triton's JIT.
+
+        Where this Triton cannot compile it, which older ones cannot where it is written in Gluon, the plain
+        Triton kernel of one launch takes its place, and the text says so.
+        """
         jit = _need_triton()
         outputs = int(inputs.boundary_token_indices.shape[0])
         variant = chosen(self.operator.variants, inputs.compress_ratio, True, outputs)
         (kernel,) = (each for each in self.operator.target.kernels if each.name == variant.kernels[0])
-        call: Call = jit.same_kernels(inputs, Tile(**kernel.tile.to_json()))
-        return call
+        tile = Tile(**kernel.tile.to_json())
+        if tile.form not in self._uncompilable:
+            call: Call = jit.same_kernels(inputs, tile)
+            if tile.form == "block":
+                return call, ""
+            try:
+                call()
+                return call, ""
+            except Exception as error:  # whatever another version's compiler raises
+                self._uncompilable[tile.form] = in_short(error)
+        plain: Call = jit.same_kernels(inputs, PLAIN_TILE)
+        why = self._uncompilable[tile.form]
+        return plain, f"the plain kernel {PLAIN_TILE.tag}, for this Triton cannot compile the other: {why}"
 
 
 def in_short(error: Exception) -> str:

@@ -91,14 +91,21 @@ def test_wrong_bytes_are_code_1(
     kvbuild: Run, cpu_bundle: Path, small: None, no_matplotlib: None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    real = runtime.Operator.compress
+    real = runtime.load
 
-    def spoiled(self: Any, *arguments: Any) -> Any:
-        result = real(self, *arguments)
-        arguments[8][0, :] ^= 1
-        return result
+    def load(*arguments: Any, **keywords: Any) -> Any:
+        operator = real(*arguments, **keywords)
+        right = operator.compress
 
-    monkeypatch.setattr(runtime.Operator, "compress", spoiled)
+        def spoiled(*operands: Any) -> Any:
+            result = right(*operands)
+            operands[8][0, :] ^= 1
+            return result
+
+        operator.compress = spoiled
+        return operator
+
+    monkeypatch.setattr(runtime, "load", load)
     done = kvbuild("bench", cpu_bundle, "--device", "cpu", "--quick", "-o", tmp_path)
     assert done.code == 1 and "prefill-1x256-c128: " in done.err and "wrong bytes by kvbuild" in done.err
 

@@ -89,6 +89,30 @@ def test_what_cannot_be_measured_says_why(made: Versus, monkeypatch: pytest.Monk
     assert row["not_measured"][REPLAYED] == "RuntimeError: cannot be captured"
 
 
+def test_a_kernel_that_this_triton_cannot_compile_is_replaced_by_the_plain_one(
+    made: Versus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+
+    def same_kernels(inputs: Any, tile: Any) -> Callable[[], object]:
+        def call() -> object:
+            compiled.append(tile)
+            if tile.form == "stream":
+                raise RuntimeError("no Gluon of this kind\nmore words")
+            return reference.compress(*inputs.call_args())
+
+        return call
+
+    monkeypatch.setattr(
+        versus, "_need_triton", lambda: SimpleNamespace(**{**vars(triton()), "same_kernels": same_kernels})
+    )
+    found = made.row(SMALL).to_json()["callers"][JIT]
+    assert found["wrong_bytes"] == 0
+    assert found["note"].startswith("the plain kernel t4d512s1w4n2, for ")
+    assert found["note"].endswith("RuntimeError: no Gluon of this kind")
+    assert [tile.form for tile in compiled].count("stream") == 1, "tried once, not for each workload"
+
+
 def test_torch_compile_has_a_budget(made: Versus) -> None:
     made._compiling = made.effort.compile_seconds + 1
     assert "has taken 151 s already" in made.row(SMALL).reasons[COMPILED]
