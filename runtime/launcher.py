@@ -38,6 +38,7 @@ class Launcher:
     """The functions of one loaded launcher. Safe to use from several threads.
 
     compress: the raw TVM-FFI function; raises what the launcher raises.
+    use_stream: where the launcher has to be told of a thread's stream, use_stream(device, stream); else None.
     library:  the shared object itself.
     several:  whether more than one device was opened through this launcher.
     """
@@ -47,6 +48,10 @@ class Launcher:
         self._open = _function(library, "open", sha256)
         self._close = _function(library, "close", sha256)
         self._counters = _function(library, "counters", sha256)
+        told = hasattr(library, "__tvm_ffi_use_stream")
+        self.use_stream: Callable[[int, int], None] | None = (
+            _function(library, "use_stream", sha256) if told else None
+        )
         self.library = library
         self._devices: set[int] = set()
         self._sha256 = sha256

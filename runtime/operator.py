@@ -20,6 +20,7 @@ from .facts import Facts
 from .launcher import Launcher, load_launcher
 from .manifest import Target, Variant
 from .select import Choice, select
+from .stream import teller
 from .vendors import torch_type
 
 
@@ -90,7 +91,8 @@ class Operator:
         self._closing = threading.Lock()
         self._target = target
         self._facts = facts
-        if type(self).compress is Operator.compress:
+        self._tell_stream = teller(launcher, facts.index)
+        if self._tell_stream is None and type(self).compress is Operator.compress:
             # What serves the calls that are not for the direct function. Not this object: each would hold the
             # other for good.
             plain = object.__new__(type(self))
@@ -137,6 +139,8 @@ class Operator:
                 _refuse_closed()
             if self._launcher.several:
                 self._check_device(kv_cache)
+            if self._tell_stream is not None:
+                self._tell_stream()
             self._compress(
                 state_cache,
                 token_to_req,
@@ -226,12 +230,16 @@ class Operator:
             try:
                 if self._closed:
                     _refuse_closed()
+                if self._tell_stream is not None:
+                    self._tell_stream()
                 launch(token_to_req, positions, boundary_token_indices, kv_slot_mapping)
             except Exception as error:
                 varying = (token_to_req, positions, boundary_token_indices, kv_slot_mapping)
                 raise explain(error, varying, VARYING) from None
             return kv_cache
 
+        if self._tell_stream is not None:
+            return step
         scalars = (block_size, compress_ratio, rms_norm_eps)
         return direct.step(
             self._launcher.library, step, self._closed, self.device, fixed, VARYING, *scalars
