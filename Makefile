@@ -1,6 +1,6 @@
 # make demo   compile for cpu and nvidia:sm_90, show the bundle, run it here and compare with the oracle
 # make test   lint, types and the whole test suite; needs no accelerator
-# make test-triton   the plain kernels compiled by seven versions of Triton, 3.1 to 3.9, which it downloads
+# make test-triton   the plain kernels compiled by eight versions of Triton, 3.0 to 3.9, which it downloads
 # make clean  remove what the two made, the environment included
 #
 # Both set up an environment of their own in .venv on a machine that has Python 3.10+ and make.

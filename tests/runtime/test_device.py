@@ -10,10 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from kvbuild import runtime
 from kvbuild.runtime import device, drivers, libraries, vendors
+from kvbuild.runtime import operator as operator_module
 from kvbuild.runtime.device import detect, gfx_name, kfd_nodes, parse_device, torch_marks
 from kvbuild.runtime.errors import DeviceError
 
@@ -373,3 +376,19 @@ def test_detection_starts_no_process_and_imports_no_torch(tmp_path: Path) -> Non
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_call_asks_nobody_whose_device_it_is(
+    stand_in_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked in a call")
+
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with runtime.load(stand_in_bundle, device="cpu") as operator:
+        for place, name in ((operator_module, "detect"), (vendors, "identify"), (libraries, "present")):
+            monkeypatch.setattr(place, name, refuse)
+        monkeypatch.setattr(drivers.Driver, "open", refuse)
+        page = np.zeros(8, np.uint8)
+        operator.compress(*(np.zeros(1) for _ in range(8)), page, 8, 128)
+        assert page[0] == 42

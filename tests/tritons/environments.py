@@ -14,9 +14,9 @@ from kvbuild.aot import toolchain
 from kvbuild.aot.cache import default_folder
 
 # The last release of each minor version that vendors' Tritons are made from, and the builder's own.
-VERSIONS = ("3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.9.0")
+VERSIONS = ("3.0.0", "3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.9.0")
 # These import it without saying that they need it.
-NEEDS_SETUPTOOLS = ("3.1.0", "3.2.0")
+NEEDS_SETUPTOOLS = ("3.0.0", "3.1.0", "3.2.0")
 INSTALL_LIMIT_S = 1800.0
 
 

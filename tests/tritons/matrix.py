@@ -32,7 +32,7 @@ ARCHS = ("sm_80", "sm_90")
 # One tile for each way that compress.py's kernels divide an output: not at all, its dimensions, its rows.
 TILES = (Tile(4, 512, 1, 4, 2), Tile(4, 64, 1, 1, 1), Tile(4, 512, 8, 4, 3), Tile(4, 256, 2, 2, 1))
 # What the facts about each version say; the binaries must bear it out.
-HIDDEN = {"3.1": 0, "3.2": 0, "3.3": 1, "3.4": 1, "3.5": 2, "3.6": 2, "3.9": 2}
+HIDDEN = {"3.0": 0, "3.1": 0, "3.2": 0, "3.3": 1, "3.4": 1, "3.5": 2, "3.6": 2, "3.9": 2}
 
 
 @dataclass(frozen=True)
