@@ -62,6 +62,7 @@ const char *kvb_device_text(DLDevice device, char *text, int size) {
     case kDLCUDAManaged: name = "managed memory (CUDA)", numbered = false; break;
     case kDLROCM: name = "rocm"; break;
     case kDLROCMHost: name = "pinned host memory (ROCm)", numbered = false; break;
+    case kDLExtDev: name = KVB_TABLE.device_name; break;
     default: break;
   }
   if (name == NULL)

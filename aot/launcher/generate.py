@@ -52,7 +52,7 @@ def generate_table(target: Mapping[str, Any]) -> str:
     """
     vendor = vendor_of(target)
     if vendor.staged:
-        return generate_staged_table(target, vendor.device_type)
+        return generate_staged_table(target, vendor.device_type, vendor.device_name)
     kernels: Sequence[Mapping[str, Any]] = target["kernels"]
     variants: Sequence[Mapping[str, Any]] = target["variants"]
     for kernel in kernels:
@@ -88,6 +88,7 @@ def generate_table(target: Mapping[str, Any]) -> str:
         "target": _string(_name(target)),
         "digest": _string(digest),
         "device_type": vendor.device_type,
+        "device_name": _string(vendor.device_name) if vendor.device_name else "0",
         "elf_machine": str(target["elf_machine"]),
         "min_driver": str(target["min_driver"]),
         "needs_scratch": str(int(any(variant["scratch_per_output"] for variant in variants))),

@@ -27,8 +27,9 @@ _ELEMENTS = {"i8": 1, "u8": 1, "i16": 2, "bf16": 2, "i32": 4, "fp32": 4, "i64": 
 Json = Mapping[str, Any]
 
 
-def generate_staged_table(target: Json, device_type: str) -> str:
-    """The C text that defines KVB_TABLE and KVB_STAGES; device_type: DLPack's, as C spells it.
+def generate_staged_table(target: Json, device_type: str, device_name: str) -> str:
+    """The C text that defines KVB_TABLE and KVB_STAGES; device_type: DLPack's, as C spells it; device_name:
+    what torch calls such a device.
 
     Raises BuildError where the target holds something that a launcher cannot do.
     """
@@ -52,6 +53,7 @@ def generate_staged_table(target: Json, device_type: str) -> str:
         "target": c_string(name),
         "digest": c_string(target["launch_table"]),
         "device_type": device_type,
+        "device_name": f'"{device_name}"',
         "elf_machine": target["elf_machine"],
         "min_driver": target["min_driver"],
         "aligned_block_size": SPECIALISED_BLOCK_SIZE,

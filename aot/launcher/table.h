@@ -36,6 +36,7 @@ typedef struct kvb_table {
   const char *target; /* VENDOR:ARCH */
   const char *digest; /* of the canonical JSON of {kernels, variants} */
   int device_type;    /* DLDeviceType of the operands */
+  const char *device_name; /* what torch calls such a device, where that is an extension device; else NULL */
   uint32_t elf_machine;
   int min_driver;
   int needs_scratch;

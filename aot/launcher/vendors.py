@@ -44,12 +44,14 @@ class Driver:
 @dataclass(frozen=True)
 class Vendor:
     """device_type: the DLPack device type of tensors on its devices. sources: what its launchers are compiled
-    from besides what all are. clusters: whether it launches thread-block clusters. driver: see Driver."""
+    from besides what all are. clusters: whether it launches thread-block clusters. driver: see Driver.
+    device_name: what torch calls its devices, where DLPack's type is that of any extension device."""
 
     device_type: str
     sources: tuple[str, ...]
     clusters: bool = False
     driver: Driver | None = None
+    device_name: str = ""
 
     @property
     def staged(self) -> bool:
@@ -92,11 +94,16 @@ def _module_vendor(
     libraries: Sequence[str],
     functions: Mapping[str, str],
     pools: int = 0,
+    device_name: str = "",
 ) -> Vendor:
     # The streams of extension devices do not come with their tensors.
-    stream = ("stream.c",) if device_type == "kDLExtDev" else ()
-    driver = Driver(tuple(libraries), product, functions, pools)
-    return Vendor(device_type, (*DEVICE_SOURCES, *stream, "driver_module.c"), driver=driver)
+    stream = ("stream.c",) if device_name else ()
+    return Vendor(
+        device_type,
+        (*DEVICE_SOURCES, *stream, "driver_module.c"),
+        driver=Driver(tuple(libraries), product, functions, pools),
+        device_name=device_name,
+    )
 
 
 VENDORS: Mapping[str, Vendor] = {
@@ -128,7 +135,7 @@ VENDORS: Mapping[str, Vendor] = {
     # an implementation in releases up to 4.3.
     "mthreads": _module_vendor(
         "kDLExtDev", "Moore Threads' MUSA driver", ("libmusa.so",),
-        _named("mu", _CONTEXTS, context_release="muDevicePrimaryCtxRelease_v2"),
+        _named("mu", _CONTEXTS, context_release="muDevicePrimaryCtxRelease_v2"), device_name="musa",
     ),
     "thead": _module_vendor(
         "kDLCUDA", "T-Head's PPU driver", ("libhggc.so",),
@@ -138,6 +145,6 @@ VENDORS: Mapping[str, Vendor] = {
         ),
     ),
     # torch_npu's devices are DLPack's extension devices.
-    "ascend": Vendor("kDLExtDev", (*STAGED_SOURCES, "driver_acl.c", "acl_gather.c")),
+    "ascend": Vendor("kDLExtDev", (*STAGED_SOURCES, "driver_acl.c", "acl_gather.c"), device_name="npu"),
     "cpu": Vendor("kDLCPU", ("host.c",)),
 }  # fmt: skip

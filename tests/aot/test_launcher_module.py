@@ -65,7 +65,7 @@ CASES = {
     ),
     "mthreads": Case(
         "mp_22", "3.2.0", EXTENSION, "libmusa.so", "musa.c", "muLaunchKernel", "muModuleLoadData",
-        "muModuleUnload", None, None, "MUSA_ERROR_OUT_OF_MEMORY", "DLPack device 12",
+        "muModuleUnload", None, None, "MUSA_ERROR_OUT_OF_MEMORY", "musa",
     ),
     "thead": Case(
         "ppu001", "3.6.0", CUDA, "libhggc.so", "hggc.c", "hgLaunchKernel", "hgModuleLoadData",
