@@ -1,7 +1,8 @@
 """The current stream, for devices whose framework does not hand it on with its tensors.
 
-torch's DLPack exchange carries the stream of CUDA and ROCm. For an NPU the launcher is told of it before each
-call, and asking torch_npu for it also empties torch_npu's queue of work that is not on the stream yet.
+torch's DLPack exchange carries the stream of CUDA and ROCm. For an NPU or a MUSA device the launcher is told
+of it before each call; asking torch_npu for it also empties torch_npu's queue of work that is not on the
+stream yet.
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ from collections.abc import Callable
 
 from .launcher import Launcher
 
+# Whose devices are not CUDA's or ROCm's to DLPack, and what tells the calling thread's stream on one.
+_TOLD_BY = (
+    ("torch_npu", "_C", "_npu_getCurrentRawStream"),
+    ("torch_musa", "_MUSAC", "_musa_getCurrentRawStream"),
+)
+
 
 def teller(launcher: Launcher, index: int) -> Callable[[], None] | None:
     """What a call has to do first, in the thread that calls; None where nothing."""
@@ -19,8 +26,10 @@ def teller(launcher: Launcher, index: int) -> Callable[[], None] | None:
         return None
 
     def tell() -> None:
-        torch_npu = sys.modules.get("torch_npu")
-        if torch_npu is not None:
-            use_stream(index, torch_npu._C._npu_getCurrentRawStream(index))
+        for package, part, function in _TOLD_BY:
+            found = sys.modules.get(package)
+            if found is not None:
+                use_stream(index, getattr(getattr(found, part), function)(index))
+                return
 
     return tell
