@@ -109,6 +109,8 @@ def test_a_driver_without_devices_leaves_the_cpu(driver: Any) -> None:
 def test_torch_knows_the_current_device(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     assert detect().index == 2 and detect("cuda").index == 2
+    # NVIDIA's driver tells its version too, so it is asked even where torch could tell the rest.
+    assert (detect().name, detect().driver, detect().vendor) == ("Stand-in 102", 12040, "nvidia")
     assert detect("cuda:1").index == 1
     monkeypatch.setitem(sys.modules, "torch", fake_torch(is_available=lambda: False, cuda=None))
     assert detect().vendor == "cpu"
