@@ -53,7 +53,7 @@ def examine() -> dict[str, Any]:
     ]
     # Whoever named an interpreter wants to compile with it; for other vendors a line says what it would take.
     missing += [text for one in toolchains if one["named_in"] for text in one["missing"]]
-    missing += [text for text in (config["problem"], cache["problem"]) if text]
+    missing += [str(each["problem"]) for each in (config, cache) if each["problem"]]
     return {
         "kvbuild": _version("kvbuild"),
         "python": platform.python_version(),
