@@ -37,7 +37,7 @@ def test_another_callers_failure_is_a_reason_in_the_table(versus: Any) -> None:
         JIT: "RuntimeError: this Triton knows no async_load",
         hostcost.BARE: "libcuda.so.1: not found",
     }
-    assert {OURS, hostcost.BOUND, hostcost.ADD} <= set(found["callers"])
+    assert {OURS, hostcost.BOUND, hostcost.OPS, hostcost.ADD} <= set(found["callers"])
 
 
 def test_our_own_failure_is_an_error(versus: Any) -> None:
