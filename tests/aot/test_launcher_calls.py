@@ -139,3 +139,31 @@ print(len(cases))
         assert plain == direct == bound
     launches = harness.launches([call for calls in made for call in calls])
     assert len(launches) >= len(made) and {call["stream"] for call in launches} == {77}
+
+
+def test_tensors_on_another_device_than_the_operators(folder: Path) -> None:
+    """Both devices are open in the launcher, so that it would take them."""
+    found = run(
+        folder,
+        """
+from dataclasses import replace
+from kvbuild.runtime.operator import Operator
+launcher, facts = bench.operator._launcher, bench.operator.facts
+description = json.loads((Path(sys.argv[1]) / "target.json").read_text())
+manifest = json.dumps({"targets": [description["target"]]}, sort_keys=True, separators=(",", ":")).encode()
+launcher.open(1, manifest, {name: bytes.fromhex(data) for name, data in description["blobs"].items()})
+second = Operator(launcher, bench.operator.target, replace(facts, index=1))
+inputs, said = bench.inputs(8), []
+bench.counts()
+try:
+    second.compress(*inputs.call_args())
+except ValueError as error:
+    said.append(str(error))
+said.append(bench.counts())
+bench.operator.compress(*inputs.call_args())
+said.append(bench.counts().get("cuLaunchKernelEx"))
+print(json.dumps(said))
+""",
+    )
+    assert found[0].startswith("kv_cache: wanted a tensor on cuda:1, which this operator was loaded for")
+    assert found[1:] == [{}, 1]
