@@ -27,37 +27,40 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-# Vendor, arch, the version of its Triton, hidden pointers, what its SDK brings and the variable that says
-# where that is, and whether the last stage is a path.
+# Vendor, arch, the version of its Triton, hidden pointers, its last stage, what its SDK brings, the variable
+# that says where that is, and whether the last stage is a path.
 FORKS = [
     (
-        "hygon", "gfx936", "3.0.0", 0, ("triton/backends/hcu/compiler.py", "aillvm/bin/clang-18"),
+        "hygon", "gfx936", "3.0.0", 0, "hsaco", ("triton/backends/hcu/compiler.py", "aillvm/bin/clang-18"),
         "ROCM_PATH", False,
     ),
     (
-        "metax", "c500", "3.6.0", 2, ("triton/backends/metax/compiler.py", "mxgpu_llvm/bin/mxcc"),
+        "metax", "c500", "3.6.0", 2, "mcfatbin", ("triton/backends/metax/compiler.py", "mxgpu_llvm/bin/mxcc"),
         "MACA_PATH", False,
     ),
     (
-        "mthreads", "mp_22", "3.1.0", 0,
+        "mthreads", "mp_22", "3.1.0", 0, "mubin",
         ("triton/backends/mthreads/compiler.py", "triton/backends/mthreads/bin/llc"), "UNUSED", True,
     ),
     (
-        "thead", "ppu001", "3.6.0", 2, ("triton/backends/ppu/compiler.py", "bin/ppu-llc"), "PPU_SDK", False,
+        "thead", "ppu001", "3.6.0", 2, "hgbin", ("triton/backends/ppu/compiler.py", "bin/ppu-llc"), "PPU_SDK",
+        False,
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("vendor", "arch", "version", "hidden", "files", "variable", "as_path"), FORKS, ids=[f[0] for f in FORKS]
+    ("vendor", "arch", "version", "hidden", "stage", "files", "variable", "as_path"),
+    FORKS,
+    ids=[each[0] for each in FORKS],
 )
 def test_a_bundle_of_a_vendors_own_triton(
-    vendor: str, arch: str, version: str, hidden: int, files: tuple[str, ...], variable: str, as_path: bool,
-    config: Path, tmp_path: Path, kvbuild: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
+    vendor: str, arch: str, version: str, hidden: int, stage: str, files: tuple[str, ...], variable: str,
+    as_path: bool, config: Path, tmp_path: Path, kvbuild: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     module = targets.load(vendor)
     python = fork.make(
-        tmp_path / "fork", vendor, module.triton_target(arch), version, hidden, module.BINARY, files, as_path
+        tmp_path / "fork", vendor, module.triton_target(arch), version, hidden, stage, files, as_path
     )
     monkeypatch.setenv(variable, str(tmp_path / "fork"))
     bundle = tmp_path / "made.kvb"
