@@ -175,8 +175,8 @@ def test_no_hivmc(unfinished: Path, tmp_path: Path) -> None:
         finish(unfinished, unfinished, environment(tmp_path / "elsewhere"))
     assert str(failure.value) == (
         "hivmc: wanted CANN's compiler of HIVM, found none (looked for hivmc, "
-        f"{tmp_path}/elsewhere/tools/bishengir/bin/hivmc); install the CANN toolkit 8.5 or later, which has it "
-        "in tools/bishengir/bin, and source its set_env.sh, or name it with --hivmc"
+        f"{tmp_path}/elsewhere/tools/bishengir/bin/hivmc); install the CANN toolkit 8.5 or later, which has "
+        "it in tools/bishengir/bin, and source its set_env.sh, or name it with --hivmc"
     )
 
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import harness
 import hostir
-from hosttools import HostTools
+from hosttools import HostTools, own_environment
 
+from kvbuild.aot.cache import default_folder
 from kvbuild.aot.launcher import build_launcher, launch_table_digest
+from kvbuild.aot.publish import publish
 from kvbuild.kernels.ascend import pipeline
 from kvbuild.kernels.ascend.pipeline import Stage
 from kvbuild.kernels.contract import COMPRESS_RATIOS
@@ -175,13 +177,24 @@ def build(folder: Path, cache: Path, chosen: Sequence[Pipeline], binaries: Mappi
     return Bench(folder, tuple(chosen))
 
 
+def _lowered(tools: HostTools, text: str) -> bytes:
+    """The host's object of a kernel, kept from run to run by all that it is made from."""
+    folder = default_folder(own_environment()) / "ascend-host-objects"
+    made_from = (text, (HERE / "hostir.py").read_text(), str(tools.root))
+    path = folder / hashlib.sha256("\0".join(made_from).encode()).hexdigest()
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        publish(path, "object", [hostir.lower(tools, text)])
+    return path.read_bytes()
+
+
 def build_running(tools: HostTools, command: Sequence[str], folder: Path, cache: Path) -> Bench:
     """A bench whose kernels run: every stage compiled, lowered to this host and linked."""
     chosen = pipelines()
     stages = {name: stage for name, stage in stages_of(chosen).items() if stage.kind == "triton"}
     texts = linalg(command, stages, folder / "linalg")
     with ThreadPoolExecutor(2) as pool:
-        lowered = pool.map(functools.partial(hostir.lower, tools), texts.values())
+        lowered = pool.map(functools.partial(_lowered, tools), texts.values())
         objects = dict(zip(texts, lowered, strict=True))
     entries = {name: hostir.entry_of(text) for name, text in texts.items()}
     binaries = {name: as_device_binary(data) for name, data in objects.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +16,10 @@ import hosttools
 from bench import Bench, Executor, build_running
 from recording import Recording, build_recording
 
+from kvbuild.aot import toolchain
+
 # Set by `make test-ascend`: what is missing is then a failure.
 REQUIRED = "KVBUILD_TEST_ASCEND"
-# Where those who run the tests keep what was downloaded; conftest's own cache is empty at first.
-OWN_CACHE = os.environ.get("KVBUILD_CACHE")
-
-
-def _environment() -> dict[str, str]:
-    own = {"KVBUILD_CACHE": OWN_CACHE} if OWN_CACHE else {}
-    return {**{name: text for name, text in os.environ.items() if name != "KVBUILD_CACHE"}, **own}
 
 
 def missing(environment: dict[str, str]) -> str:
@@ -37,13 +31,14 @@ def missing(environment: dict[str, str]) -> str:
 
 def frontend(environment: dict[str, str]) -> tuple[str, ...]:
     """The command of the interpreter that has triton-ascend; () where there is none."""
-    return tuple(shlex.split(environment.get("KVBUILD_TOOLCHAIN_ASCEND", "")))
+    found = toolchain.probe("ascend", {}, environment)
+    return () if found.missing else found.command
 
 
 @pytest.fixture(scope="session")
 def bench(session_folder: Path, worker_id: str) -> Bench:
     """The launcher, and every stage lowered to this host: some forty compilations, once a session."""
-    environment = _environment()
+    environment = hosttools.own_environment()
     lacking = missing(environment)
     if lacking and os.environ.get(REQUIRED):
         pytest.fail(f"wanted {lacking}, found none; `make test-ascend` installs it")

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from kvbuild.aot.cache import default_folder
 
+# Where those who run the tests keep what was downloaded: each test's own cache is another folder.
+_KEPT = {name: text for name, text in os.environ.items() if name in ("KVBUILD_CACHE", "KVBUILD_TOOLCHAINS")}
+
 VERSION = "19"
 PACKAGES = ("mlir-19-tools", "libmlir-19", "llvm-19", "libllvm19", "lld-19")
 TOOLS = ("mlir-opt", "mlir-translate", "llc")
@@ -48,6 +51,11 @@ class HostTools:
             words = done.stderr.decode(errors="replace")[-2000:]
             raise ValueError(f"{tool}: exit {done.returncode}: {words}")
         return done.stdout
+
+
+def own_environment() -> dict[str, str]:
+    """This process's environment as it was before any test."""
+    return {**{name: text for name, text in os.environ.items() if name != "KVBUILD_CACHE"}, **_KEPT}
 
 
 def where(environ: Mapping[str, str]) -> Path:

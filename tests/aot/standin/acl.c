@@ -6,6 +6,7 @@
  *
  * KVB_STANDIN_DEFER    work waits in its stream until that is synchronised, as on a chip; an event is done when the
  *                      work before it is
+ * KVB_STANDIN_SOC      what the chip calls itself (Ascend910B2)
  * KVB_STANDIN_CORES    vector cores of a device (40)
  * KVB_STANDIN_CAPTURE  the stream whose work is being captured
  * KVB_STANDIN_SPACE    bytes of workspace that index_select asks for (64)
@@ -86,6 +87,11 @@ EXPORT int aclInit(const char *path) {
   return initialised++ ? REPEAT_INITIALIZE : 0;
 }
 
+EXPORT const char *aclrtGetSocName(void) {
+  const char *name = getenv("KVB_STANDIN_SOC");
+  return name != NULL ? name : "Ascend910B2";
+}
+
 EXPORT int aclrtGetDeviceCount(uint32_t *count) {
   FAIL_ON_DEMAND("aclrtGetDeviceCount");
   *count = (uint32_t)setting("KVB_STANDIN_DEVICES", 2);
@@ -145,7 +151,8 @@ static run_function host_code(const void *data, size_t size) {
   if (own < 0 || pread(own, machine, 2, HOST_MACHINE_AT) != 2 || pwrite(file, machine, 2, HOST_MACHINE_AT) != 2)
     return NULL;
   close(own);
-  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  /* Not by the name under which a launcher may have been loaded: the loader would give that one back. */
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), file);
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   return library != NULL ? (run_function)dlsym(library, "kvb_run") : NULL;
 }
