@@ -1,6 +1,7 @@
 # make demo   compile for cpu and nvidia:sm_90, show the bundle, run it here and compare with the oracle
 # make test   lint, types and the whole test suite; needs no accelerator
 # make test-triton   the plain kernels compiled by eight versions of Triton, 3.0 to 3.9, which it downloads
+# make test-ascend   the Ascend pipeline run on this host, with the toolchain and LLVM's tools, which it downloads
 # make clean  remove what the two made, the environment included
 #
 # Both set up an environment of their own in .venv on a machine that has Python 3.10+ and make.
@@ -16,7 +17,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-.PHONY: demo test test-triton lint types unit setup clean
+.PHONY: demo test test-triton test-ascend lint types unit setup clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -40,6 +41,11 @@ unit: setup
 
 test-triton: setup
 	$(BIN)/python tests/tritons/matrix.py
+
+test-ascend: setup
+	$(BIN)/kvbuild toolchain install ascend
+	$(BIN)/python tests/ascend/hosttools.py
+	KVBUILD_TEST_ASCEND=1 $(BIN)/python -m pytest -n 0 tests/ascend
 
 setup: $(READY)
 

@@ -22,6 +22,9 @@ from hosttools import own_environment
 
 from kvbuild.runtime.bundle import open_bundle
 
+# Every stage is compiled, twice over, in the first test's setup.
+pytestmark = pytest.mark.timeout(1800)
+
 HERE = Path(__file__).parent
 HIVMC = """
 import hashlib, json, os, sys

@@ -18,6 +18,9 @@ from kvbuild.kernels.contract import COMPRESS_RATIOS
 from kvbuild.kernels.odd_cases import ODD_CASES
 from kvbuild.kernels.verdict import tie_refusals
 
+# Every stage is compiled in the first test's setup.
+pytestmark = pytest.mark.timeout(1800)
+
 ROUTES = (("index_select", "dense"), ("block", "aligned"), ("block", "general"))
 
 
