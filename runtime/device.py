@@ -1,6 +1,6 @@
 """Facts about this host and its devices. Asks torch, the driver's library or the kernel; creates no context.
 
-Whose a device is, is decided by `vendors` from the marks that are gathered here.
+Whose a device is, is decided by `identity` from the marks that are gathered here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import libraries, vendors
+from . import identity, libraries, vendors
 from .drivers import Driver, chip_name, pci_vendor
 from .errors import DeviceError
 from .facts import Facts
-from .vendors import APIS, Marks
+from .identity import Marks
+from .vendors import APIS
 
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
@@ -109,7 +110,7 @@ def torch_marks(torch: Any) -> tuple[str, ...]:
 
 def _identified(seen: _Seen) -> Facts:
     marks = replace(seen.marks, libraries=libraries.present(vendors.libraries()))
-    found = vendors.identify(marks)
+    found = identity.identify(marks)
     if not found.vendor:
         raise DeviceError(
             f"device {seen.index} ({marks.name or marks.code or marks.api}): wanted a device of one vendor "
@@ -140,7 +141,7 @@ def _by_torch(torch: Any, request: Request) -> _Seen | None:
             continue
         index = module.current_device() if request.index is None else request.index
         if api == "cuda":
-            driver = Driver.open(APIS[api])
+            driver = Driver.open(APIS[api].driver)
             if driver is not None:
                 return _seen_by(driver.started(), api, index, marks)
         if index >= module.device_count():
@@ -168,15 +169,15 @@ def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
         request = replace(request, api="hip")
     wanted = APIS if request.api is None else (request.api,)
     for api in wanted:
-        driver = Driver.open(APIS[api]) if _worth_loading(api) else None
+        driver = Driver.open(APIS[api].driver) if _worth_loading(api) else None
         if driver is not None and (must or driver.start() == 0) and (must or driver.count() > 0):
             driver = driver.started()
             index = driver.current() if request.index is None else request.index
             return _seen_by(driver, api, index, marks)
         if api == "hip" and (nodes := kfd_nodes(KFD_NODES)):
             return _seen_in(nodes, request.index or 0, marks)
-        if APIS[api].kind == "chip" and _worth_loading(api) and (name := chip_name(APIS[api])):
-            return _Seen(Marks(api, name, code=name), request.index or 0, library=APIS[api].library)
+        if _worth_loading(api) and (name := chip_name(APIS[api].driver)):
+            return _Seen(Marks(api, name, code=name), request.index or 0, library=_library(api))
     if not must:
         return None
     if request.api == "hip":
@@ -184,15 +185,20 @@ def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
     meant = APIS[request.api or "cuda"]
     asked = meant.torch if request.index is None else f"{meant.torch}:{request.index}"
     raise DeviceError(
-        f"wanted device {asked}, found no {meant.library} on this host; "
+        f"wanted device {asked}, found no {_library(request.api or 'cuda')} on this host; "
         "install the vendor's driver, or load with device='cpu'"
     )
 
 
 def _worth_loading(api: str) -> bool:
     """A driver that this host does not have is not looked for by loading it."""
-    library = APIS[api].library
+    library = _library(api)
     return api == "cuda" or bool(library and libraries.present((library,)))
+
+
+def _library(api: str) -> str:
+    driver = APIS[api].driver
+    return "" if driver is None else driver.libraries[0]
 
 
 def _seen_by(driver: Driver, api: str, index: int, marks: tuple[str, ...]) -> _Seen:

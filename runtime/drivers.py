@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from . import vendors
 from .errors import DeviceError
-from .vendors import Api
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -19,45 +19,42 @@ _PCI_BUS, _PCI_DEVICE, _PCI_DOMAIN = 33, 34, 50
 class Driver:
     """One opened driver library. Its methods raise DeviceError with the driver's own name and words."""
 
-    def __init__(self, library: ctypes.CDLL, api: Api) -> None:
+    def __init__(self, library: ctypes.CDLL, name: str, functions: Mapping[str, str]) -> None:
         self._library = library
-        self._api = api
-        # Those of the other kind have no device handles, keep a current device, and return words for errors.
-        self._contexts = api.kind == "contexts"
+        self.library = name
+        self._functions = functions
+        # Those of the other kind have no device handles, and keep a current device.
+        self._contexts = "context_device" in functions
 
     @classmethod
-    def open(cls, api: Api) -> Driver | None:
-        """The driver of an interface; None where it has none that tells of devices, or this host lacks it."""
-        if api.kind not in ("contexts", "devices"):
+    def open(cls, driver: vendors.Driver | None) -> Driver | None:
+        """A driver by its first library; None where it tells nothing of devices, or this host lacks it."""
+        if driver is None or "device_name" not in driver.functions:
             return None
         try:
-            return cls(ctypes.CDLL(api.library), api)
+            return cls(ctypes.CDLL(driver.libraries[0]), driver.libraries[0], driver.functions)
         except OSError:
             return None
 
-    @property
-    def library(self) -> str:
-        return self._api.library
-
     def start(self) -> int:
         """Initialises the driver and returns its code, 0 where that went well."""
-        return int(self._function("Init")(0))
+        return int(self._function("init")(0))
 
     def started(self) -> Driver:
         """Itself, initialised."""
-        self._check(self.start(), self._api.prefix + "Init")
+        self._check(self.start(), "init")
         return self
 
     def count(self) -> int:
-        return self._number("DeviceGetCount" if self._contexts else "GetDeviceCount")
+        return self._number("device_count")
 
     def version(self) -> int:
-        return self._number("DriverGetVersion")
+        return self._number("driver_version")
 
     def current(self) -> int:
         """The calling thread's current device, 0 where it has none."""
         device = ctypes.c_int()
-        current = self._function("CtxGetDevice" if self._contexts else "GetDevice")
+        current = self._function("context_device" if self._contexts else "device_current")
         return device.value if current(ctypes.byref(device)) == 0 else 0
 
     def capability(self, index: int) -> str:
@@ -68,8 +65,8 @@ class Driver:
 
     def name(self, index: int) -> str:
         text = ctypes.create_string_buffer(256)
-        code = self._function("DeviceGetName")(text, len(text), self._device(index))
-        self._check(code, self._api.prefix + "DeviceGetName")
+        code = self._function("device_name")(text, len(text), self._device(index))
+        self._check(code, "device_name")
         return text.value.decode("utf-8", "replace")
 
     def pci(self, index: int) -> str:
@@ -83,18 +80,18 @@ class Driver:
         return pci_vendor(*place)
 
     def _attribute(self, which: int, index: int) -> int:
-        return self._number("DeviceGetAttribute", which, self._device(index))
+        return self._number("device_property", which, self._device(index))
 
     def _device(self, index: int) -> ctypes.c_int:
-        return ctypes.c_int(self._number("DeviceGet", index) if self._contexts else index)
+        return ctypes.c_int(self._number("device_handle", index) if self._contexts else index)
 
-    def _number(self, name: str, *arguments: object) -> int:
+    def _number(self, role: str, *arguments: object) -> int:
         result = ctypes.c_int()
-        self._check(self._function(name)(ctypes.byref(result), *arguments), self._api.prefix + name)
+        self._check(self._function(role)(ctypes.byref(result), *arguments), role)
         return result.value
 
-    def _function(self, name: str) -> Callable[..., int]:
-        name = self._api.prefix + name
+    def _function(self, role: str) -> Callable[..., int]:
+        name = self._functions[role]
         try:
             function: Callable[..., int] = getattr(self._library, name)
         except AttributeError:
@@ -104,19 +101,21 @@ class Driver:
             ) from None
         return function
 
-    def _check(self, code: int, call: str) -> None:
+    def _check(self, code: int, role: str) -> None:
         if code == 0:
             return
-        words = [self._words(getter, code) for getter in ("GetErrorName", "GetErrorString")]
+        words = [self._words(getter, code) for getter in ("error_name", "error_string")]
         said = ": ".join(word for word in words if word) or f"error {code}"
-        raise DeviceError(f"{call}: {said}")
+        raise DeviceError(f"{self._functions[role]}: {said}")
 
-    def _words(self, getter: str, code: int) -> str:
-        function = getattr(self._library, self._api.prefix + getter, None)
+    def _words(self, role: str, code: int) -> str:
+        """The driver's words, which some return and some put where they are told."""
+        text = ctypes.c_char_p()
+        into = self._functions.get(f"{role}_into")
+        function = getattr(self._library, into or self._functions[role], None)
         if function is None:
             return ""
-        text = ctypes.c_char_p()
-        if self._contexts:
+        if into:
             function(code, ctypes.byref(text))
         else:
             function.restype = ctypes.c_char_p
@@ -134,10 +133,12 @@ def pci_vendor(domain: int, bus: int, device: int) -> str:
     return text.strip().removeprefix("0x").lower()[:4]
 
 
-def chip_name(api: Api) -> str:
-    """What an interface that only names the chip calls it, such as Ascend910B2; "" where it does not."""
+def chip_name(driver: vendors.Driver | None) -> str:
+    """What a driver that names its chip alone calls it, such as Ascend910B2; "" where it does not."""
+    if driver is None or "chip_name" not in driver.functions:
+        return ""
     try:
-        function = getattr(ctypes.CDLL(api.library), f"{api.prefix}GetSocName")
+        function = getattr(ctypes.CDLL(driver.libraries[0]), driver.functions["chip_name"])
     except (OSError, AttributeError):
         return ""
     function.restype = ctypes.c_char_p

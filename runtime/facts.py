@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from .identity import Marks, identify
 from .strictjson import Node, field_names, parse
-from .vendors import Marks, driver_words, identify
+from .vendors import driver_words
 
 _LIBC = re.compile(r"([0-9]{1,4}\.[0-9]{1,4})?")
 

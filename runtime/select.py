@@ -134,7 +134,7 @@ def _another_vendor(target: Target, facts: Facts) -> str:
     # What several vendors count by the same numbers says nothing of the code.
     capability = facts.marks.capability if facts.marks is not None else ""
     row = VENDORS.get(target.vendor)
-    if capability and row is not None and row.distance is not None:
+    if capability and row is not None and row.devices.distance is not None:
         reason += f", whose compute capability {capability} is not {target.vendor}'s"
     return reason
 

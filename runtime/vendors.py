@@ -1,8 +1,7 @@
-"""Whose device this is: one row a vendor, and the decision from what a host shows of a device. Pure.
+"""What vendors differ in beside how code is compiled for them: one row each, of its driver and its devices.
 
-Five vendors' devices are `cuda` to torch and two are `hip`, some report a compute capability of NVIDIA's, and
-one brings a library under the name of NVIDIA's. So nobody is taken at one word: a device's PCI vendor, its
-name, its code's name and the build of torch that drives it must not contradict each other.
+Two read it. A launcher is generated from the driver's part (aot/launcher); the runtime asks the driver by it,
+and tells by the devices' part whose device it sees (identity.py). How code is compiled is in aot/targets.
 """
 
 from __future__ import annotations
@@ -10,65 +9,42 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from .strictjson import Node, field_names
-
-_CAPABILITY = re.compile(r"([0-9]{1,3}\.[0-9]{1,3})?")
-_PCI = re.compile(r"([0-9a-f]{4})?")
 
 
 @dataclass(frozen=True)
-class Marks:
-    """What a host shows of one device, before anyone has said whose it is. Empty where it shows nothing.
+class Driver:
+    """A vendor's driver library.
 
-    api:        the interface that knows the device: a key of APIS.
-    name:       the device's name, such as NVIDIA H200 or PPU-ZW810E.
-    capability: the compute capability it reports, such as 8.0.
-    code:       what its runtime calls its code, such as gfx942:sramecc+:xnack- or Ascend910B2.
-    pci:        the PCI vendor's number in four hex digits, such as 10de.
-    torch:      marks of the torch that drives it: of hip, maca, corex, hcu, ppu those that its build bears.
-    libraries:  of the libraries that VENDORS names, those that this host has.
+    tensors:   the DLPack device type of tensors on its devices. extension: what torch calls them where that
+               type is any extension device's.
+    product:   what brings it, for people. libraries: the names it is looked for by, in that order.
+    functions: the exported name of each role that the driver has: of those that launchers call (module.h in
+               aot/launcher lists them) and of ASKED.
+    pools:     the device attribute that says whether a device has memory pools, where scratch comes from a
+               pool of our own.
     """
 
-    api: str
-    name: str = ""
-    capability: str = ""
-    code: str = ""
-    pci: str = ""
-    torch: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
+    tensors: str
+    product: str
+    libraries: tuple[str, ...]
+    functions: Mapping[str, str]
+    pools: int = 0
+    extension: str = ""
 
-    @classmethod
-    def read(cls, node: Node) -> Marks:
-        """Reads parsed JSON; whatever a host shows nothing of may be left out. JsonError for a mistake."""
-        nothing = {"name": "", "capability": "", "code": "", "pci": "", "torch": [], "libraries": []}
-        value = {**nothing, **node.value} if isinstance(node.value, dict) else node.value
-        at = Node(value, node.step, node.parent).fields(field_names(cls))
-        return cls(
-            api=at["api"].string(*APIS),
-            name=at["name"].text(),
-            capability=at["capability"].matching(_CAPABILITY, "a capability such as 8.0, or an empty string"),
-            code=at["code"].text(),
-            pci=at["pci"].matching(_PCI, "four hex digits such as 10de, or an empty string"),
-            torch=at["torch"].each(Node.string),
-            libraries=at["libraries"].each(Node.string),
-        )
 
-    def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in field_names(type(self))}
-        return plain | {"torch": list(self.torch), "libraries": list(self.libraries)}
+# Roles of functions that the runtime asks about devices and no launcher calls.
+ASKED = ("device_name", "device_property", "context_device", "chip_name")
 
 
 @dataclass(frozen=True)
-class Vendor:
-    """How one vendor's devices are told from others'.
+class Devices:
+    """How a vendor's devices are told from others'.
 
     apis:      the interfaces that know them; of several vendors that share one, the first row is meant where
                nothing speaks for another.
     name:      what their names look like, from the start. code: what no other vendor's code is called.
     pci:       the vendor's PCI number. torch: the marks that only a torch built for it bears.
-    libraries: what only its driver brings. drivers: the names its launchers look for its driver by, in order.
+    libraries: what only its driver brings.
     archs:     the arch by compute capability. arch: where that says nothing, (field of Marks, expression,
                what is filled in from the expression's groups).
     distance:  how far an arch that code was built for lies from a device's other arch, or why that does not
@@ -77,7 +53,6 @@ class Vendor:
     """
 
     apis: tuple[str, ...]
-    drivers: tuple[str, ...]
     name: str
     code: str = "(?!)"
     pci: tuple[str, ...] = ()
@@ -90,29 +65,55 @@ class Vendor:
 
 
 @dataclass(frozen=True)
-class Api:
-    """An interface that knows devices.
+class Vendor:
+    driver: Driver
+    devices: Devices
 
-    torch: what torch calls them. library, prefix: the library that is asked where torch does not tell, and
-    how its functions' names begin; "" where there is none. kind: `contexts` for one that grew out of NVIDIA's
-    driver interface, `devices` for one with a current device, `chip` for one that only names the chip.
-    """
+
+@dataclass(frozen=True)
+class Api:
+    """An interface that knows devices. torch: what torch calls them. vendor: whose driver is asked where
+    torch does not tell; "" where none is."""
 
     torch: str
-    library: str = ""
-    prefix: str = ""
-    kind: str = ""
+    vendor: str = ""
+
+    @property
+    def driver(self) -> Driver | None:
+        return VENDORS[self.vendor].driver if self.vendor else None
 
 
 APIS: Mapping[str, Api] = {
-    "cuda": Api("cuda", "libcuda.so.1", "cu", "contexts"),
+    "cuda": Api("cuda", "nvidia"),
     "hip": Api("cuda"),
-    "maca": Api("cuda", "libmcruntime.so", "mc", "devices"),
-    "hggc": Api("cuda", "libhggc.so", "hg", "contexts"),
-    "musa": Api("musa", "libmusa.so", "mu", "contexts"),
-    "npu": Api("npu", "libascendcl.so", "aclrt", "chip"),
+    "maca": Api("cuda", "metax"),
+    "hggc": Api("cuda", "thead"),
+    "musa": Api("musa", "mthreads"),
+    "npu": Api("npu", "ascend"),
 }
 
+
+def _named(prefix: str, names: Mapping[str, str], **others: str) -> dict[str, str]:
+    return {**{role: prefix + name for role, name in names.items()}, **others}
+
+
+# Two families of driver: those that grew out of HIP's interface keep a current device, those that grew out of
+# CUDA's driver interface a current context.
+_MODULES = {
+    "init": "Init", "driver_version": "DriverGetVersion", "module_load": "ModuleLoadData",
+    "module_unload": "ModuleUnload", "module_function": "ModuleGetFunction", "device_name": "DeviceGetName",
+}  # fmt: skip
+_DEVICES = {
+    **_MODULES, "device_count": "GetDeviceCount", "device_current": "GetDevice", "device_choose": "SetDevice",
+    "launch": "ModuleLaunchKernel", "error_name": "GetErrorName", "error_string": "GetErrorString",
+}  # fmt: skip
+_CONTEXTS = {
+    **_MODULES, "device_count": "DeviceGetCount", "device_handle": "DeviceGet",
+    "context_retain": "DevicePrimaryCtxRetain", "context_release": "DevicePrimaryCtxRelease",
+    "context_current": "CtxGetCurrent", "context_choose": "CtxSetCurrent", "launch": "LaunchKernel",
+    "error_name_into": "GetErrorName", "error_string_into": "GetErrorString",
+    "device_property": "DeviceGetAttribute", "context_device": "CtxGetDevice",
+}  # fmt: skip
 
 # From here on NVIDIA's code is specific to one arch; before it, a newer minor runs an older one's.
 _FIRST_EXACT_MAJOR = 9
@@ -139,62 +140,104 @@ _GFX = ("code", r"(gfx[0-9a-f]+(?::.*)?)", r"\1")
 
 VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
-        ("cuda",), ("libcuda.so.1",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
-        arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"), distance=_sm_distance, version=_cuda_version,
+        Driver("kDLCUDA", "NVIDIA's driver", ("libcuda.so.1",), _named("cu", _CONTEXTS)),
+        Devices(
+            ("cuda",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
+            arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"), distance=_sm_distance, version=_cuda_version,
+        ),
     ),
     "amd": Vendor(
-        ("hip",), ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"), r"AMD|Radeon|Instinct",
-        pci=("1002",), arch=_GFX,
+        Driver(
+            "kDLROCM", "ROCm's HIP runtime",
+            ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"),
+            _named(
+                "hip", _DEVICES, device_attribute="hipDeviceGetAttribute", pool_create="hipMemPoolCreate",
+                pool_set="hipMemPoolSetAttribute", pool_destroy="hipMemPoolDestroy",
+                pool_alloc="hipMallocFromPoolAsync", free="hipFreeAsync",
+            ),
+            pools=88,
+        ),
+        Devices(("hip",), r"AMD|Radeon|Instinct", pci=("1002",), arch=_GFX),
     ),
+    # HIP as DTK ships it; torch is a ROCm build there. Attribute numbers differ between HIP versions, so that
+    # scratch comes from the device's default pool, which needs none.
     "hygon": Vendor(
-        ("hip",), ("libgalaxyhip.so", "libgalaxyhip.so.5", "libamdhip64.so"), r"Hygon|HYGON|K100|Z100|BW\d",
-        code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",), torch=("hcu",),
-        libraries=("libgalaxyhip.so",), arch=_GFX,
+        Driver(
+            "kDLROCM", "Hygon's DTK", ("libgalaxyhip.so", "libgalaxyhip.so.5", "libamdhip64.so"),
+            _named("hip", _DEVICES, alloc="hipMallocAsync", free="hipFreeAsync"),
+        ),
+        Devices(
+            ("hip",), r"Hygon|HYGON|K100|Z100|BW\d", code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",),
+            torch=("hcu",), libraries=("libgalaxyhip.so",), arch=_GFX,
+        ),
     ),
     "metax": Vendor(
-        ("cuda", "maca"), ("libmcruntime.so",), r"MetaX|Metax|MXC", torch=("maca",),
-        libraries=("libmcruntime.so",),
-        archs={"8.0": "c500", "10.0": "c500", "8.6": "c600", "15.0": "c600"},
-        arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"),
+        Driver(
+            "kDLCUDA", "MetaX's MACA runtime", ("libmcruntime.so",),
+            _named("mc", _DEVICES, alloc="mcMallocAsync", free="mcFreeAsync"),
+        ),
+        Devices(
+            ("cuda", "maca"), r"MetaX|Metax|MXC", torch=("maca",), libraries=("libmcruntime.so",),
+            archs={"8.0": "c500", "10.0": "c500", "8.6": "c600", "15.0": "c600"},
+            arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"),
+        ),
     ),
+    # CoreX's own library under NVIDIA's name. No public source shows it allocating in a stream's order.
     "tianshu": Vendor(
-        ("cuda",), ("libcuda.so.1",), r"Iluvatar|BI-V\d|MR-V\d", torch=("corex",),
-        libraries=("libixthunk.so", "libixml.so"),
-        archs={"7.0": "ivcore10", "7.1": "ivcore11", "8.0": "ivcore20"},
+        Driver("kDLCUDA", "Iluvatar's CoreX", ("libcuda.so.1",), _named("cu", _CONTEXTS)),
+        Devices(
+            ("cuda",), r"Iluvatar|BI-V\d|MR-V\d", torch=("corex",),
+            libraries=("libixthunk.so", "libixml.so"),
+            archs={"7.0": "ivcore10", "7.1": "ivcore11", "8.0": "ivcore20"},
+        ),
     ),
+    # torch_musa's devices are DLPack's extension devices. muMemFreeAsync is declared, and was found without
+    # an implementation in releases up to 4.3.
     "mthreads": Vendor(
-        ("musa",), ("libmusa.so",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
-        arch=("capability", r"(\d+)\.(\d+)", r"mp_\1\2"),
+        Driver(
+            "kDLExtDev", "Moore Threads' MUSA driver", ("libmusa.so",),
+            _named("mu", _CONTEXTS, context_release="muDevicePrimaryCtxRelease_v2"), extension="musa",
+        ),
+        Devices(
+            ("musa",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
+            arch=("capability", r"(\d+)\.(\d+)", r"mp_\1\2"),
+        ),
     ),
     "thead": Vendor(
-        ("cuda", "hggc"), ("libhggc.so",), r"PPU-", torch=("ppu",), libraries=("libhggc.so",),
-        archs={"8.0": "ppu001", "8.9": "ppu0015"},
+        Driver(
+            "kDLCUDA", "T-Head's PPU driver", ("libhggc.so",),
+            _named(
+                "hg", _CONTEXTS, context_release="hgDevicePrimaryCtxRelease_v2", alloc="hgMemAllocAsync",
+                free="hgMemFreeAsync",
+            ),
+        ),
+        Devices(
+            ("cuda", "hggc"), r"PPU-", torch=("ppu",), libraries=("libhggc.so",),
+            archs={"8.0": "ppu001", "8.9": "ppu0015"},
+        ),
     ),
+    # torch_npu's devices are DLPack's extension devices.
     "ascend": Vendor(
-        ("npu",), ("libascendcl.so",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
-        arch=("code", r"Ascend(\w+)", r"\1"),
+        Driver(
+            "kDLExtDev", "Ascend's CANN", ("libascendcl.so",), {"chip_name": "aclrtGetSocName"},
+            extension="npu",
+        ),
+        Devices(
+            ("npu",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
+            arch=("code", r"Ascend(\w+)", r"\1"),
+        ),
     ),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Whose device it is. vendor: "" where that cannot be said. arch: as a target names it, "" without a
-    vendor. reasons: what the decision rests on, each a phrase."""
-
-    vendor: str
-    arch: str
-    reasons: tuple[str, ...]
-
-
 def libraries() -> tuple[str, ...]:
     """Every library whose presence says something."""
-    return tuple(name for row in VENDORS.values() for name in row.libraries)
+    return tuple(name for row in VENDORS.values() for name in row.devices.libraries)
 
 
 def torch_type(vendor: str) -> str:
     """What torch calls the vendor's devices: cuda, musa, npu."""
-    return APIS[VENDORS[vendor].apis[0]].torch if vendor in VENDORS else "cuda"
+    return APIS[VENDORS[vendor].devices.apis[0]].torch if vendor in VENDORS else "cuda"
 
 
 def arch_distance(vendor: str, built: str, here: str) -> int | str:
@@ -202,67 +245,11 @@ def arch_distance(vendor: str, built: str, here: str) -> int | str:
     if built == here:
         return 0
     row = VENDORS.get(vendor)
-    if row is None or row.distance is None:
+    if row is None or row.devices.distance is None:
         return f"it is for {built} and no other arch, this device is {here}"
-    return row.distance(built, here)
+    return row.devices.distance(built, here)
 
 
 def driver_words(vendor: str, version: int) -> str:
     """A driver's integer in words: API 12.8 for NVIDIA's 12080, the number itself for others."""
-    return VENDORS[vendor].version(version) if vendor in VENDORS else str(version)
-
-
-def identify(marks: Marks) -> Identity:
-    """The vendor of a device and its arch, with the reasons; without a vendor where marks contradict each
-    other or say too little."""
-    said = {vendor: reasons for vendor, row in VENDORS.items() if (reasons := _said_by_device(row, marks))}
-    if len(said) > 1:
-        every = [f"{vendor}: {reason}" for vendor, reasons in said.items() for reason in reasons]
-        return Identity("", "", ("its marks are of more than one vendor", *every))
-    for vendor, reasons in said.items():
-        if marks.api not in VENDORS[vendor].apis:
-            wanted = " or ".join(VENDORS[vendor].apis)
-            contrary = f"but it answers as {marks.api}, {vendor}'s as {wanted}"
-            return Identity("", "", (*reasons, contrary))
-        return Identity(vendor, _arch(VENDORS[vendor], marks), tuple(reasons))
-    if marks.pci:
-        unknown = f"its PCI vendor is {marks.pci} and its name {marks.name!r}, which no vendor here has"
-        return Identity("", "", (unknown,))
-    sharing = [vendor for vendor, row in VENDORS.items() if marks.api in row.apis]
-    present = {vendor: own for vendor in sharing if (own := _own_libraries(VENDORS[vendor], marks))}
-    if len(present) > 1:
-        found = ", ".join(f"{vendor}'s {own[0]}" for vendor, own in present.items())
-        return Identity("", "", (f"nothing but libraries speaks, those of more than one vendor: {found}",))
-    vendor, reason = sharing[0], f"it answers as {marks.api}, and nothing speaks for another vendor"
-    if present:
-        ((vendor, own),) = present.items()
-        reason = f"this host has {vendor}'s library {own[0]}"
-    return Identity(vendor, _arch(VENDORS[vendor], marks), (reason,))
-
-
-def _said_by_device(row: Vendor, marks: Marks) -> list[str]:
-    reasons = []
-    if marks.pci in row.pci:
-        reasons.append(f"its PCI vendor is {marks.pci}")
-    if re.match(row.name, marks.name):
-        reasons.append(f"its name is {marks.name}")
-    if re.match(row.code, marks.code):
-        reasons.append(f"its code is {marks.code.partition(':')[0]}")
-    reasons += [f"torch is built for {mark}" for mark in marks.torch if mark in row.torch]
-    return reasons
-
-
-def _own_libraries(row: Vendor, marks: Marks) -> list[str]:
-    return [name for name in row.libraries if name in marks.libraries]
-
-
-def _arch(row: Vendor, marks: Marks) -> str:
-    """The arch's name; for a device that no rule knows, what it says of itself, which no target is for."""
-    if row.archs is not None and marks.capability in row.archs:
-        return row.archs[marks.capability]
-    if row.arch is not None:
-        source, expression, filled = row.arch
-        match = re.fullmatch(expression, getattr(marks, source))
-        if match is not None:
-            return match.expand(filled)
-    return marks.code or (f"capability-{marks.capability}" if marks.capability else "unknown")
+    return VENDORS[vendor].devices.version(version) if vendor in VENDORS else str(version)

@@ -86,7 +86,7 @@ def _toolchains() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for vendor in targets.names():
         module = targets.load(vendor)
         one = toolchain.probe(vendor, named, os.environ)
-        names = VENDORS[vendor].drivers if vendor in VENDORS else ()
+        names = VENDORS[vendor].driver.libraries if vendor in VENDORS else ()
         found.append(
             {
                 "vendor": vendor,

@@ -15,7 +15,7 @@ from ...kernels.contract import COMPRESS_RATIOS, SPECIALISED_BLOCK_SIZE
 from ...kernels.gpgpu.route import ALIGNED_FIELDS
 from ..errors import BuildError
 from .staged import generate_staged_table
-from .vendors import VENDORS, Vendor
+from .vendors import VENDORS, Vendor, c_text
 
 MAX_PARAMETERS = 64
 MAX_KERNELS = 4
@@ -109,7 +109,7 @@ def generate_table(target: Mapping[str, Any]) -> str:
     lines += [f"  .{name} = {value}," for name, value in members.items()]
     lines += ["};", ""]
     if vendor.driver is not None:
-        lines.append(vendor.driver.c_text())
+        lines.append(c_text(vendor.driver))
     return "\n".join(lines)
 
 

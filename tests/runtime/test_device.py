@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvbuild import runtime
-from kvbuild.runtime import device, drivers, libraries, vendors
+from kvbuild.runtime import device, drivers, identity, libraries, vendors
 from kvbuild.runtime import operator as operator_module
 from kvbuild.runtime.device import detect, gfx_name, kfd_nodes, parse_device, torch_marks
 from kvbuild.runtime.errors import DeviceError
@@ -26,7 +26,7 @@ def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No torch, no driver, no topology, unless a test says otherwise."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for name, api in vendors.APIS.items():
-        if api.library:
+        if api.driver is not None:
             present(monkeypatch, name, Path(f"lib{name}-of-nobody.so.1"))
     monkeypatch.setattr(device, "KFD_NODES", tmp_path / "absent")
     monkeypatch.setattr(drivers, "PCI_DEVICES", tmp_path / "pci")
@@ -36,7 +36,10 @@ def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def present(monkeypatch: pytest.MonkeyPatch, api: str, path: Path) -> None:
     """Makes the library at `path` the driver of an interface."""
-    monkeypatch.setitem(vendors.APIS, api, replace(vendors.APIS[api], library=str(path)))  # type: ignore[arg-type]
+    vendor = vendors.APIS[api].vendor
+    row = vendors.VENDORS[vendor]
+    changed = replace(row, driver=replace(row.driver, libraries=(str(path),)))
+    monkeypatch.setitem(vendors.VENDORS, vendor, changed)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -388,7 +391,7 @@ def test_a_call_asks_nobody_whose_device_it_is(
 
     monkeypatch.setitem(sys.modules, "torch", torch)
     with runtime.load(stand_in_bundle, device="cpu") as operator:
-        for place, name in ((operator_module, "detect"), (vendors, "identify"), (libraries, "present")):
+        for place, name in ((operator_module, "detect"), (identity, "identify"), (libraries, "present")):
             monkeypatch.setattr(place, name, refuse)
         monkeypatch.setattr(drivers.Driver, "open", refuse)
         page = np.zeros(8, np.uint8)
