@@ -18,9 +18,12 @@ import harness
 import pytest
 import tvm_ffi
 from bench import ARCH, ELF_MACHINE, Bench
-from hosttools import own_environment
+from hosttools import LEFT_OUT, WANTED, own_environment
 
 from kvbuild.runtime.bundle import open_bundle
+
+if not os.environ.get(WANTED):
+    pytest.skip(LEFT_OUT, allow_module_level=True)
 
 # Every stage is compiled, twice over, in the first test's setup.
 pytestmark = pytest.mark.timeout(1800)
