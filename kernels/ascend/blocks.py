@@ -8,10 +8,12 @@ from .leaf import LEAF, SCORES, empty_state, fold_rows, fold_tile, load_row, mea
 from .locate import floor_divide, locate, lookup, store_place
 
 HEAD_DIM = tl.constexpr(contract.HEAD_DIM)
+# Dimensions of an item on the path that is seldom taken: few, so that the other's loads are double-buffered.
+CAREFUL_D = tl.constexpr(128)
 
 
 @triton.jit
-def count_columns(table_row, column, last, first, position, block_size, blocks_per_req, num_blocks):
+def count_rows(table_row, column, last, first, position, block_size, blocks_per_req, num_blocks):
     """How many rows of a window exist, i32."""
     found = (column * 0).to(tl.int32)
     for step in range(0, (last - column).to(tl.int32) + 1):
@@ -25,22 +27,44 @@ def count_columns(table_row, column, last, first, position, block_size, blocks_p
 
 
 @triton.jit
-def partial_block(
+def window(
+    output, token_to_req, positions, boundary_token_indices, block_table, kv_slot_mapping, num_blocks,
+    block_size, num_tokens, num_reqs, blocks_per_req, block_table_stride, max_pos, kv_pages,
+    RATIO: tl.constexpr,
+):  # fmt: skip
+    """An output's table row, first position, rotary position, slot, and how many of its rows exist."""
+    request, position, rotary, slot = locate(
+        output, token_to_req, positions, boundary_token_indices, kv_slot_mapping, num_tokens, num_reqs,
+        max_pos, kv_pages, RATIO,
+    )  # fmt: skip
+    first = position - (RATIO - 1)
+    table_row = block_table + request * block_table_stride
+    found = (slot * 0).to(tl.int32)
+    if slot >= 0:
+        found = count_rows(
+            table_row, floor_divide(first, block_size), position // block_size, first, position, block_size,
+            blocks_per_req, num_blocks,
+        )  # fmt: skip
+    return table_row, first, rotary, slot, found
+
+
+@triton.jit
+def some_rows(
     top, weight, total, lane, table_row, column, low, high, blocks_per_req, num_blocks, state_page_stride,
     state_row_stride,
 ):  # fmt: skip
-    """Rows low .. high - 1 of a block of eight: the first or the last of a window."""
+    """Those rows of a block of eight whose numbers are from low to high - 1, into the state."""
     block = lookup(table_row, column, blocks_per_req, num_blocks)
     if block >= 0:
         page = lane + block * state_page_stride
-        v0, s0 = load_row(page, state_row_stride * 0, low <= 0)
+        v0, s0 = load_row(page, state_row_stride * 0, (low <= 0) & (high > 0))
         v1, s1 = load_row(page, state_row_stride * 1, (low <= 1) & (high > 1))
         v2, s2 = load_row(page, state_row_stride * 2, (low <= 2) & (high > 2))
         v3, s3 = load_row(page, state_row_stride * 3, (low <= 3) & (high > 3))
         v4, s4 = load_row(page, state_row_stride * 4, (low <= 4) & (high > 4))
         v5, s5 = load_row(page, state_row_stride * 5, (low <= 5) & (high > 5))
         v6, s6 = load_row(page, state_row_stride * 6, (low <= 6) & (high > 6))
-        v7, s7 = load_row(page, state_row_stride * 7, high > 7)
+        v7, s7 = load_row(page, state_row_stride * 7, (low <= 7) & (high > 7))
         top, weight, total = fold_rows(
             top, weight, total, v0, v1, v2, v3, v4, v5, v6, v7, s0, s1, s2, s3, s4, s5, s6, s7
         )
@@ -48,41 +72,35 @@ def partial_block(
 
 
 @triton.jit
-def scan_eight(
-    state, dim, table_row, first, position, found, num_blocks, blocks_per_req, state_page_stride,
-    state_row_stride, RATIO: tl.constexpr, BLOCK_D: tl.constexpr,
+def scan_whole(
+    state, dim, table_row, column, state_page_stride, state_row_stride, RATIO: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A window over blocks of eight rows: a block is a leaf."""
+    """A window of whole blocks of eight rows that all exist: a block is a leaf, and nothing is masked."""
     tile = tl.arange(0, LEAF).to(tl.int64)[:, None] * state_row_stride + dim[None, :]
+    top, weight, total = empty_state(BLOCK_D)
+    for step in range(0, RATIO // LEAF):
+        block = tl.load(table_row + column + step).to(tl.int64)
+        leaf = state + block * state_page_stride + tile
+        top, weight, total = fold_tile(top, weight, total, tl.load(leaf), tl.load(leaf + SCORES), BLOCK_D)
+    return mean(weight, total)
+
+
+@triton.jit
+def scan_eight(
+    state, dim, table_row, first, num_blocks, blocks_per_req, state_page_stride, state_row_stride,
+    RATIO: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Any window over blocks of eight rows, row by row: rows before and behind it are masked, and a block
+    that does not exist is passed over."""
     top, weight, total = empty_state(BLOCK_D)
     column = first >> 3
     head = (first & 7).to(tl.int32)
-    step = head * 0
-    if head > 0:
-        top, weight, total = partial_block(
-            top, weight, total, state + dim, table_row, column, head, LEAF, blocks_per_req, num_blocks,
-            state_page_stride, state_row_stride,
-        )  # fmt: skip
-        step += 1
-    if found == RATIO:
-        for here in range(step, RATIO // LEAF):
-            block = tl.load(table_row + column + here).to(tl.int64)
-            leaf = state + block * state_page_stride + tile
-            top, weight, total = fold_tile(
-                top, weight, total, tl.load(leaf), tl.load(leaf + SCORES), BLOCK_D
-            )
-    else:
-        for here in range(step, RATIO // LEAF):
-            block = lookup(table_row, column + here, blocks_per_req, num_blocks)
-            if block >= 0:
-                leaf = state + block * state_page_stride + tile
-                top, weight, total = fold_tile(
-                    top, weight, total, tl.load(leaf), tl.load(leaf + SCORES), BLOCK_D
-                )
-    if head > 0:
-        top, weight, total = partial_block(
-            top, weight, total, state + dim, table_row, position >> 3, head * 0, head, blocks_per_req,
-            num_blocks, state_page_stride, state_row_stride,
+    end = head + RATIO
+    for step in range(0, (end + 7) >> 3):
+        top, weight, total = some_rows(
+            top, weight, total, state + dim, table_row, column + step, head - step * 8, end - step * 8,
+            blocks_per_req, num_blocks, state_page_stride, state_row_stride,
         )  # fmt: skip
     return mean(weight, total)
 
@@ -136,39 +154,56 @@ def scan_blocks(
     state_page_stride, state_row_stride, place, compressed,
     RATIO: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One item is one output's BLOCK_D dimensions. BLOCK_SIZE: 8, or 0 for any."""
+    """BLOCK_SIZE: 8, or 0 for any. Two passes, for the unified buffer serves one after the other.
+
+    First the whole windows over blocks of eight, BLOCK_D dimensions an item, as tiles of a block. Then all
+    others row by row, CAREFUL dimensions an item; and every output's place.
+    """
     GROUPS: tl.constexpr = HEAD_DIM // BLOCK_D
-    dim = tl.arange(0, BLOCK_D)
+    CAREFUL: tl.constexpr = CAREFUL_D if BLOCK_SIZE > 0 and BLOCK_D > CAREFUL_D else BLOCK_D
+    SHARES: tl.constexpr = HEAD_DIM // CAREFUL
+    outputs = num_outputs.to(tl.int32)
     if BLOCK_SIZE > 0:
         block_size = block_size * 0 + BLOCK_SIZE
-    for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
-        item = tl.cast(item, tl.int32)
-        output = (item // GROUPS).to(tl.int64)
-        group = (item % GROUPS) * BLOCK_D
-        request, position, rotary, slot = locate(
-            output, token_to_req, positions, boundary_token_indices, kv_slot_mapping, num_tokens, num_reqs,
-            max_pos, kv_pages, RATIO,
-        )  # fmt: skip
-        first = position - (RATIO - 1)
-        table_row = block_table + request * block_table_stride
-        if slot >= 0:
-            found = count_columns(
-                table_row, floor_divide(first, block_size), position // block_size, first, position,
-                block_size, blocks_per_req, num_blocks,
+        dim = tl.arange(0, BLOCK_D)
+        for item in range(tl.program_id(0), outputs * GROUPS, tl.num_programs(0)):
+            item = tl.cast(item, tl.int32)
+            output = (item // GROUPS).to(tl.int64)
+            group = (item % GROUPS) * BLOCK_D
+            table_row, first, rotary, slot, found = window(
+                output, token_to_req, positions, boundary_token_indices, block_table, kv_slot_mapping,
+                num_blocks, block_size, num_tokens, num_reqs, blocks_per_req, block_table_stride, max_pos,
+                kv_pages, RATIO,
             )  # fmt: skip
-            if found > 0:
-                if BLOCK_SIZE > 0:
-                    sums = scan_eight(
-                        state_cache + group, dim, table_row, first, position, found, num_blocks,
-                        blocks_per_req, state_page_stride, state_row_stride, RATIO, BLOCK_D,
-                    )  # fmt: skip
-                else:
-                    sums = scan_any(
-                        state_cache + group, dim, table_row, first, position, num_blocks, block_size,
-                        blocks_per_req, state_page_stride, state_row_stride, BLOCK_D,
-                    )  # fmt: skip
+            if (found == RATIO) & ((first & 7) == 0):
+                sums = scan_whole(
+                    state_cache + group, dim, table_row, first >> 3, state_page_stride, state_row_stride,
+                    RATIO, BLOCK_D,
+                )  # fmt: skip
                 tl.store(compressed + output * HEAD_DIM + group + dim, sums)
-            else:
-                slot = slot * 0 - 1
+    lane = tl.arange(0, CAREFUL)
+    for item in range(tl.program_id(0), outputs * SHARES, tl.num_programs(0)):
+        item = tl.cast(item, tl.int32)
+        output = (item // SHARES).to(tl.int64)
+        group = (item % SHARES) * CAREFUL
+        table_row, first, rotary, slot, found = window(
+            output, token_to_req, positions, boundary_token_indices, block_table, kv_slot_mapping, num_blocks,
+            block_size, num_tokens, num_reqs, blocks_per_req, block_table_stride, max_pos, kv_pages, RATIO,
+        )  # fmt: skip
+        target = compressed + output * HEAD_DIM + group + lane
+        if BLOCK_SIZE > 0:
+            if (found > 0) & ((found < RATIO) | ((first & 7) != 0)):
+                sums = scan_eight(
+                    state_cache + group, lane, table_row, first, num_blocks, blocks_per_req,
+                    state_page_stride, state_row_stride, RATIO, CAREFUL,
+                )  # fmt: skip
+                tl.store(target, sums)
+        else:
+            if found > 0:
+                sums = scan_any(
+                    state_cache + group, lane, table_row, first, first + (RATIO - 1), num_blocks, block_size,
+                    blocks_per_req, state_page_stride, state_row_stride, CAREFUL,
+                )  # fmt: skip
+                tl.store(target, sums)
         if group == 0:
-            store_place(place, output, slot, rotary, first & 7, slot * 0)
+            store_place(place, output, tl.where(found > 0, slot, -1), rotary, first & 7, slot * 0)

@@ -9,6 +9,8 @@ from .leaf import LEAF, SCORES, empty_state, fold_rows, fold_tile, load_row, mea
 HEAD_DIM = tl.constexpr(contract.HEAD_DIM)
 STATE_WIDTH = tl.constexpr(contract.STATE_WIDTH)
 PLACE = tl.constexpr(8)
+# As in blocks.py.
+CAREFUL_D = tl.constexpr(128)
 
 
 @triton.jit
@@ -22,7 +24,7 @@ def gathered_row(lane, live, row, RATIO: tl.constexpr):
 
 @triton.jit
 def gathered_leaf(top, weight, total, lane, live, row, RATIO: tl.constexpr):
-    """Rows `row` .. `row + 7` of a window, one by one: a leaf that crosses the window's border."""
+    """Rows `row` .. `row + 7` of a window, one by one; some may lie outside of it."""
     v0, s0 = gathered_row(lane, live, row, RATIO)
     v1, s1 = gathered_row(lane, live, row + 1, RATIO)
     v2, s2 = gathered_row(lane, live, row + 2, RATIO)
@@ -35,46 +37,51 @@ def gathered_leaf(top, weight, total, lane, live, row, RATIO: tl.constexpr):
 
 
 @triton.jit
+def load_place(place, output):
+    """An output's slot, rows of its first leaf before the window (i32), and whether all its rows are live."""
+    mine = place + output * PLACE
+    return tl.load(mine), tl.load(mine + 2).to(tl.int32), tl.load(mine + 3)
+
+
+@triton.jit
 def scan_rows(
     num_outputs, place, live, gathered, compressed, RATIO: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """One item is one output's BLOCK_D dimensions. Masked rows, gathered too, are kept out of the sum."""
+    """Masked rows, which are gathered too, are kept out of the sum. Two passes, for the unified buffer serves
+    one after the other: whole windows that begin at a leaf's border, BLOCK_D dimensions an item, as tiles;
+    then all others row by row, CAREFUL dimensions an item.
+    """
     GROUPS: tl.constexpr = HEAD_DIM // BLOCK_D
+    CAREFUL: tl.constexpr = CAREFUL_D if BLOCK_D > CAREFUL_D else BLOCK_D
+    SHARES: tl.constexpr = HEAD_DIM // CAREFUL
+    outputs = num_outputs.to(tl.int32)
     dim = tl.arange(0, BLOCK_D)
-    leaf_row = tl.arange(0, LEAF)
-    tile = leaf_row[:, None] * STATE_WIDTH + dim[None, :]
-    for item in range(tl.program_id(0), num_outputs.to(tl.int32) * GROUPS, tl.num_programs(0)):
+    tile = tl.arange(0, LEAF)[:, None] * STATE_WIDTH + dim[None, :]
+    for item in range(tl.program_id(0), outputs * GROUPS, tl.num_programs(0)):
         item = tl.cast(item, tl.int32)
         output = (item // GROUPS).to(tl.int64)
         group = (item % GROUPS) * BLOCK_D
-        slot = tl.load(place + output * PLACE)
-        if slot >= 0:
-            head = tl.load(place + output * PLACE + 2).to(tl.int32)
-            whole = tl.load(place + output * PLACE + 3)
-            window = gathered + output * (RATIO * STATE_WIDTH) + group
-            alive = live + output * RATIO
+        slot, head, whole = load_place(place, output)
+        if (slot >= 0) & (head == 0) & (whole > 0):
+            first = gathered + output * (RATIO * STATE_WIDTH) + group
             top, weight, total = empty_state(BLOCK_D)
-            begin = head * 0
-            end = begin + RATIO
-            if head > 0:
-                top, weight, total = gathered_leaf(
-                    top, weight, total, window + dim, alive, -head, RATIO
+            for row in range(0, RATIO, LEAF):
+                leaf = first + row * STATE_WIDTH + tile
+                top, weight, total = fold_tile(
+                    top, weight, total, tl.load(leaf), tl.load(leaf + SCORES), BLOCK_D
                 )
-                begin = LEAF - head
-                end = RATIO - head
-            if whole > 0:
-                for row in range(begin, end, LEAF):
-                    leaf = window + row * STATE_WIDTH + tile
-                    top, weight, total = fold_tile(
-                        top, weight, total, tl.load(leaf), tl.load(leaf + SCORES), BLOCK_D
-                    )
-            else:
-                for row in range(begin, end, LEAF):
-                    leaf = window + row * STATE_WIDTH + tile
-                    exists = tl.load(alive + row + leaf_row)[:, None] > 0.5
-                    values = tl.where(exists, tl.load(leaf), 0.0)
-                    scores = tl.where(exists, tl.load(leaf + SCORES), float("-inf"))
-                    top, weight, total = fold_tile(top, weight, total, values, scores, BLOCK_D)
-            if head > 0:
-                top, weight, total = gathered_leaf(top, weight, total, window + dim, alive, end, RATIO)
             tl.store(compressed + output * HEAD_DIM + group + dim, mean(weight, total))
+    lane = tl.arange(0, CAREFUL)
+    for item in range(tl.program_id(0), outputs * SHARES, tl.num_programs(0)):
+        item = tl.cast(item, tl.int32)
+        output = (item // SHARES).to(tl.int64)
+        group = (item % SHARES) * CAREFUL
+        slot, head, whole = load_place(place, output)
+        if (slot >= 0) & ((head > 0) | (whole == 0)):
+            first = gathered + output * (RATIO * STATE_WIDTH) + group + lane
+            top, weight, total = empty_state(CAREFUL)
+            for row in range(0, head + RATIO, LEAF):
+                top, weight, total = gathered_leaf(
+                    top, weight, total, first, live + output * RATIO, row - head, RATIO
+                )
+            tl.store(compressed + output * HEAD_DIM + group + lane, mean(weight, total))
