@@ -34,7 +34,7 @@ def test_a_launcher_exists_for_every_vendor_and_agrees_about_scratch() -> None:
 
 
 def test_nothing_else_names_a_vendor() -> None:
-    """Adding a vendor touches its own file and its row among the vendors, nothing else in the two packages."""
+    """Adding a vendor touches its own file and its row among the vendors, nothing else in either package."""
     names = re.compile(rf"\b({'|'.join(name for name in GPGPU if name not in ('amd', 'nvidia'))})\b")
     root = Path(targets.__file__).parents[2]
     own = {root / "runtime" / "vendors.py", *(root / "aot" / "targets" / f"{name}.py" for name in GPGPU)}
