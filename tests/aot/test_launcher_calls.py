@@ -22,7 +22,7 @@ BEGIN = """
 import ctypes, json, sys
 from pathlib import Path
 import callers
-bench = callers.Bench(Path(sys.argv[1]))
+bench = callers.Bench(Path(sys.argv[1]), RELABELLED)
 driver = ctypes.CDLL(str(Path(sys.argv[1]) / "driver" / "libcuda.so.1"))
 """
 # torch keeps the primary context current in the threads that use the device.
@@ -39,8 +39,8 @@ def folder(session_folder: Path) -> Path:
     return made
 
 
-def run(folder: Path, scenario: str) -> Any:
-    command = [sys.executable, "-c", BEGIN + scenario, str(folder)]
+def run(folder: Path, scenario: str, relabelled: bool = True) -> Any:
+    command = [sys.executable, "-c", f"RELABELLED = {relabelled}\n{BEGIN}{scenario}", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(harness.HERE)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -167,3 +167,26 @@ print(json.dumps(said))
     )
     assert found[0].startswith("kv_cache: wanted a tensor on cuda:1, which this operator was loaded for")
     assert found[1:] == [{}, 1]
+
+
+def test_tensors_of_the_cpu_never_reach_a_device(folder: Path) -> None:
+    """Neither read in place nor described by torch, directly or not."""
+    found = run(
+        folder,
+        """
+inputs, said = bench.inputs(8), []
+operator = bench.operator
+assert type(operator.compress).__name__ == "builtin_function_or_method"
+fixed = {name: getattr(inputs, name) for name in (*callers.FIXED, "block_size", "compress_ratio")}
+bench.counts()
+for call in (lambda: operator.compress(*inputs.call_args()), lambda: operator.bind(**fixed)):
+    try:
+        call()
+    except ValueError as error:
+        said.append(str(error))
+print(json.dumps([*said, bench.counts()]))
+""",
+        relabelled=False,
+    )
+    refused = "state_cache: wanted a tensor on a device of nvidia:sm_90, found one on cpu. Move it there"
+    assert found == [refused, refused, {}]

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from kvbuild import runtime
+from kvbuild.kernels.odd_cases import ODD_CASES, odd_case
 from kvbuild.kernels.workloads import Inputs, Workload, make
 from kvbuild.runtime import direct
 from kvbuild.runtime.bound import FIXED, VARYING
@@ -164,6 +165,33 @@ def test_odd_arguments_end_as_in_a_plain_call(
     inputs = make(SMALL, seed=3)
     wanted = outcome(plainly(cpu), *change(inputs.fresh().call_args()), **named)
     assert outcome(cpu.compress, *change(inputs.fresh().call_args()), **named) == wanted
+
+
+def test_tensors_of_an_unusual_kind_are_not_read_in_place(
+    cpu: runtime.Operator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch's C functions would report on standard error that this one has no memory of its own."""
+    given = list(make(SMALL, seed=3).call_args())
+    said = []
+
+    def call(weight: torch.Tensor) -> torch.Tensor:
+        assert type(weight) is torch.Tensor
+        said.append(outcome(cpu.compress, *given[:5], weight, *given[6:]))
+        return weight
+
+    torch.func.vmap(call)(torch.stack([given[5], given[5]]))
+    assert isinstance(said[0], tuple) and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ODD_CASES)
+def test_bytes_are_those_of_a_plain_call(cpu: runtime.Operator, name: str) -> None:
+    inputs = odd_case(name, seed=1)
+    whole, step = inputs.fresh(), inputs.fresh()
+    plainly(cpu)(*inputs.call_args())
+    cpu.compress(*whole.call_args())
+    bound(cpu, step)(*varying(step))
+    assert torch.equal(whole.kv_storage, inputs.kv_storage)
+    assert torch.equal(step.kv_storage, inputs.kv_storage)
 
 
 class Own(torch.Tensor):
