@@ -1,0 +1,215 @@
+"""Installing a toolchain: pinned packages, whole or not at all, and never a damaged one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbuild.aot import installed, toolchain
+from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
+from kvbuild.aot.targets import ascend
+
+VERSION = f"cpython {ascend.RECIPE.version} {platform.machine()}"
+
+
+class Pip:
+    """Stands in for the interpreter and for pip: writes the files that the packages would."""
+
+    def __init__(self, code: int = 0, version: str = VERSION, leave_out: str = "", pip: bool = True) -> None:
+        self.code, self.version, self.leave_out, self.pip = code, version, leave_out, pip
+        self.commands: list[list[str]] = []
+        self.requirements = ""
+
+    def __call__(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        self.commands.append(list(command))
+        if "-c" in command:
+            return subprocess.CompletedProcess(command, 0, self.version + "\n")
+        if "--version" in command:
+            return subprocess.CompletedProcess(command, 0 if self.pip else 1, "")
+        self.requirements = Path(command[command.index("--requirement") + 1]).read_text()
+        target = Path(command[command.index("--target") + 1])
+        for name in (*ascend.RECIPE.key_files, "triton/other.py"):
+            if name != self.leave_out:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                (target / name).write_text(f"content of {name}")
+        return subprocess.CompletedProcess(command, self.code, "no such version")
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"KVBUILD_TOOLCHAINS": str(tmp_path / "toolchains"), "PATH": os.environ["PATH"]}
+
+
+def install(environ: dict[str, str], pip: Pip | None = None, **options: Any) -> installed.Installed:
+    return installed.install("ascend", environ, runner=pip or Pip(), **options)
+
+
+def left(environ: dict[str, str]) -> list[str]:
+    folder = Path(environ["KVBUILD_TOOLCHAINS"])
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_every_package_is_pinned_by_version_and_hash() -> None:
+    lines = ascend.RECIPE.requirements().splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "numpy==2.4.6", "pybind11==3.1.0",
+    ]  # fmt: skip
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9-]+==[\d.]+( --hash=sha256:[0-9a-f]{64}){1,2}", line)
+
+
+def test_what_is_installed_is_found_and_not_installed_again(environ: dict[str, str]) -> None:
+    assert installed.find("ascend", environ) is None
+    pip = Pip()
+    first = install(environ, pip)
+    assert first.fresh and left(environ) == [first.folder.name]
+    assert pip.requirements == ascend.RECIPE.requirements()
+    command = pip.commands[-1]
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(command)
+    again = Pip()
+    assert install(environ, again) == installed.Installed("ascend", first.folder, first.python)
+    assert again.commands == []
+    found = installed.find("ascend", environ)
+    assert found is not None and found.folder == first.folder
+    assert found.command == ("env", f"PYTHONPATH={first.folder}", first.python, "-S", "-s")
+
+
+def test_compiling_takes_it_after_what_a_person_named(environ: dict[str, str]) -> None:
+    folder = install(environ).folder
+    command, origin = toolchain.command_for("ascend", {}, environ)
+    assert f"PYTHONPATH={folder}" in command and origin == str(folder)
+    assert toolchain.command_for("ascend", {"ascend": ("mine",)}, environ)[0] == ("mine",)
+    assert toolchain.command_for("nvidia", {}, environ) == ((sys.executable,), "")
+
+
+def _damage_size(folder: Path) -> None:
+    (folder / "triton/other.py").write_text("longer than it was when it was installed")
+
+
+def _damage_content(folder: Path) -> None:
+    path = folder / "triton/backends/ascend/compiler.py"
+    path.write_text(path.read_text().upper())
+
+
+def _remove(folder: Path) -> None:
+    (folder / "triton/other.py").unlink()
+
+
+def _add(folder: Path) -> None:
+    (folder / "triton/sitecustomize.py").write_text("")
+
+
+def _cut_marker(folder: Path) -> None:
+    (folder / installed.MARKER).write_text('{"format": 1')
+
+
+def _no_marker(folder: Path) -> None:
+    (folder / installed.MARKER).unlink()
+
+
+def _no_python(folder: Path) -> None:
+    marker = json.loads((folder / installed.MARKER).read_text())
+    (folder / installed.MARKER).write_text(json.dumps({**marker, "python": "/nowhere/python"}))
+
+
+DAMAGES = {
+    _damage_size: r"triton/other.py: wanted \d+ bytes, found 40 bytes",
+    _damage_content: r"compiler.py: its content is not what was installed",
+    _remove: r"triton/other.py: wanted \d+ bytes, found no such file",
+    _add: r"sitecustomize.py: wanted no such file, found 0 bytes",
+    _cut_marker: r"its toolchain.json is missing or cannot be read",
+    _no_marker: r"its toolchain.json is missing or cannot be read",
+    _no_python: r"its interpreter /nowhere/python is gone",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.strip("_"))
+def test_a_damaged_one_is_named_never_used_and_made_anew(environ: dict[str, str], damage: Any) -> None:
+    folder = install(environ).folder
+    damage(folder)
+    with pytest.raises(ToolchainError, match=DAMAGES[damage]) as error:
+        installed.find("ascend", environ)
+    assert str(folder) in str(error.value) and "kvbuild toolchain install ascend" in str(error.value)
+    probed = toolchain.probe("ascend", {}, environ)
+    assert probed.command == () and probed.missing == (str(error.value),)
+    said: list[str] = []
+    assert install(environ, say=said.append).fresh
+    assert said[0] == str(error.value) and left(environ) == [folder.name]
+    assert installed.find("ascend", environ) is not None
+
+
+def test_compiled_python_is_no_damage(environ: dict[str, str]) -> None:
+    folder = install(environ).folder
+    (folder / "triton/__pycache__").mkdir()
+    (folder / "triton/__pycache__/other.pyc").write_bytes(b"x")
+    assert installed.find("ascend", environ) is not None
+
+
+def test_what_pip_refuses_leaves_nothing(environ: dict[str, str]) -> None:
+    with pytest.raises(BuildError, match="pip could not install the packages; it said:\nno such version"):
+        install(environ, Pip(code=1))
+    with pytest.raises(BuildError, match="the packages lack ascendnpuir/bin/bishengir-compile"):
+        install(environ, Pip(leave_out="ascendnpuir/bin/bishengir-compile"))
+    assert left(environ) == []
+
+
+def test_an_interrupt_leaves_nothing(environ: dict[str, str]) -> None:
+    class Interrupted(Pip):
+        def __call__(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+            done = super().__call__(command, folder)
+            if "install" in command:
+                raise KeyboardInterrupt
+            return done
+
+    with pytest.raises(KeyboardInterrupt):
+        install(environ, Interrupted())
+    assert left(environ) == [] and installed.find("ascend", environ) is None
+
+
+def test_another_python_is_told_what_is_needed(environ: dict[str, str]) -> None:
+    with pytest.raises(ToolchainError, match=r"wanted CPython 3\.11 .*found .*cpython 3\.12.*--python PATH"):
+        install(environ, Pip(version=f"cpython 3.12 {platform.machine()}"))
+    with pytest.raises(ToolchainError, match=r"found /no/such \(nothing there\)"):
+        install(environ, python="/no/such")
+    with pytest.raises(ToolchainError, match="wanted pip for .* -m ensurepip"):
+        install(environ, Pip(pip=False))
+    assert left(environ) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="wanted a folder for toolchains .*set KVBUILD_TOOLCHAINS"):
+        install({**environ, "KVBUILD_TOOLCHAINS": str(tmp_path / "file")})
+    with pytest.raises(RequestError, match="HOME is not set; set KVBUILD_TOOLCHAINS"):
+        installed.root({})
+    assert installed.find("ascend", {}) is None
+
+
+def test_a_vendor_without_a_recipe_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(RequestError, match="toolchain 'amd': kvbuild installs none for it; wanted one of ascend"):
+        installed.install("amd", environ, runner=Pip())
+
+
+def test_another_recipe_is_another_folder() -> None:
+    other = installed.Recipe((3, 12), ascend.RECIPE.packages, "", ascend.RECIPE.key_files)
+    assert other.digest() != ascend.RECIPE.digest() and len(other.digest()) == 16
+
+
+def test_the_command_line(kvbuild: Any, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVBUILD_TOOLCHAINS", environ["KVBUILD_TOOLCHAINS"])
+    folder = install(environ).folder
+    done = kvbuild("toolchain", "install", "ascend")
+    assert done.code == 0 and "already there: triton-ascend 3.2.0" in done.out and str(folder) in done.out
+    said = json.loads(kvbuild("toolchain", "install", "ascend", "--json").out)
+    assert said["packages"]["ascendnpu-ir"] == "1.2.0" and said["installed"] is False
+    assert kvbuild("toolchain", "install", "amd").code == 2
+    assert "unknown vendor; wanted one of ascend" in kvbuild("toolchain", "install", "ascendo").err
