@@ -83,7 +83,7 @@ DEFAULT_ROUTES = (
 def _chunk_bytes(value: Any) -> int:
     found: int = value.integer()
     least = max(
-        pipeline.scratch_layout(route, ratio, 1)[1] + pipeline.SCRATCH_ALIGNMENT
+        pipeline.least_chunk_bytes(route, ratio)
         for route in pipeline.ROUTES
         for ratio in COMPRESS_RATIOS
     )

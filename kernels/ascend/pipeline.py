@@ -308,12 +308,16 @@ def bytes_per_output(route: str, ratio: int) -> int:
     return sum(each.bytes_per_output for each in intermediates(route, ratio))
 
 
+def least_chunk_bytes(route: str, ratio: int) -> int:
+    """The bytes of one output, with the most that alignment may take."""
+    return bytes_per_output(route, ratio) + SCRATCH_ALIGNMENT * len(intermediates(route, ratio))
+
+
 def chunk_outputs(route: str, ratio: int, chunk_bytes: int) -> int:
     """Outputs of one chunk: as many as keep scratch_layout within chunk_bytes. ValueError if not even one."""
-    padding = SCRATCH_ALIGNMENT * len(intermediates(route, ratio))
-    outputs = (chunk_bytes - padding) // bytes_per_output(route, ratio)
+    needed = least_chunk_bytes(route, ratio)
+    outputs = (chunk_bytes - needed) // bytes_per_output(route, ratio) + 1
     if outputs < 1:
-        needed = bytes_per_output(route, ratio) + padding
         raise ValueError(f"chunk_bytes: wanted at least {needed} for ratio {ratio}, found {chunk_bytes}")
     # A gather counts its elements in 32 bits somewhere below us, for all that is known.
     return min(outputs, (1 << 31) // (ratio * STATE_WIDTH)) if route == "index_select" else outputs

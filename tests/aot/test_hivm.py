@@ -12,11 +12,11 @@ GM = "#hivm.address_space<gm>"
 
 def entry(*own: str, name: str = "scan", core: str = "AIV", grid: str = "i32", kinds: bool = True) -> str:
     """The first line of an entry function, as bishengir writes it."""
-    mark = [" {{hacc.arg_type = #hacc.arg_type<{}>}}".format(kind) if kinds else "" for kind in
-            ("ffts_base_address", "sync_block_lock", "workspace")]  # fmt: skip
-    parameters = [
-        f"i64{mark[0]}", f"memref<?xi8, {GM}>{mark[1]}", f"memref<?xi8, {GM}>{mark[2]}", *own, grid, grid, grid,
-    ]  # fmt: skip
+    first, *rest = (
+        f" {{hacc.arg_type = #hacc.arg_type<{kind}>}}" if kinds else ""
+        for kind in ("ffts_base_address", "sync_block_lock", "workspace")
+    )
+    parameters = [f"i64{first}", *(f"memref<?xi8, {GM}>{mark}" for mark in rest), *own, grid, grid, grid]
     listed = ", ".join(f"%arg{at}: {kind}" for at, kind in enumerate(parameters))
     return (
         f"  func.func @{name}({listed}) attributes {{hacc.entry, "
