@@ -22,9 +22,10 @@ from .vendors import APIS
 
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
-_WANTED = "None, 'cpu', 'cuda', 'cuda:1', 'rocm', 'musa', 'npu', a torch.device or a device's index"
 # What people and torch call devices -> the interface that this means; None: what this host has.
-_GPU_TYPES = {"cuda": None, "rocm": "hip", "hip": "hip", "musa": "musa", "npu": "npu"}
+_GPU_TYPES = {"cuda": None, "rocm": "hip", "hip": "hip"}
+_GPU_TYPES |= {api.torch: name for name, api in APIS.items() if api.torch != "cuda"}
+_WANTED = f"None, 'cpu', 'cuda:1', {', '.join(map(repr, _GPU_TYPES))}, a torch.device or a device's index"
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,16 @@ def cpu_facts() -> Facts:
 
 
 def torch_marks(torch: Any) -> tuple[str, ...]:
-    """The marks of vendors.Marks.torch that this build of torch bears."""
-    version = getattr(torch, "version", None)
-    borne = {
-        "hip": getattr(version, "hip", None),
-        "maca": getattr(version, "maca", None),
-        "corex": getattr(torch, "corex", None),
-        "hcu": getattr(torch, "__hcu_version__", None),
-        "ppu": "ppu" in str(getattr(torch, "__version__", "")).partition("+")[2],
-    }
-    return tuple(mark for mark, value in borne.items() if value)
+    """Those of vendors.torch_marks that this build of torch bears."""
+    return tuple(mark for mark in vendors.torch_marks() if _bears(torch, mark))
+
+
+def _bears(torch: Any, mark: str) -> bool:
+    path, _, held = mark.partition("=")
+    found = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return held in str(found) if held else bool(found)
 
 
 def _identified(seen: _Seen) -> Facts:
@@ -135,7 +136,7 @@ def _by_torch(torch: Any, request: Request) -> _Seen | None:
     driver does: NVIDIA's tells its version too."""
     marks = torch_marks(torch)
     for kind in dict.fromkeys(api.torch for api in APIS.values()):
-        api = kind if kind != "cuda" or "hip" not in marks else "hip"
+        api = kind if kind != "cuda" or "version.hip" not in marks else "hip"
         module = getattr(torch, kind, None)
         if module is None or request.api not in (None, api) or not module.is_available():
             continue
@@ -165,7 +166,7 @@ def _torch_device(properties: Any, api: str, marks: tuple[str, ...]) -> Marks:
 def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
     """The device as a driver's library or the kernel has it. must: DeviceError where there is none."""
     marks = () if torch is None else torch_marks(torch)
-    if torch is not None and request.api is None and "hip" in marks:
+    if torch is not None and request.api is None and "version.hip" in marks:
         request = replace(request, api="hip")
     wanted = APIS if request.api is None else (request.api,)
     for api in wanted:

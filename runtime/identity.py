@@ -27,7 +27,7 @@ class Marks:
     capability: the compute capability it reports, such as 8.0.
     code:       what its runtime calls its code, such as gfx942:sramecc+:xnack- or Ascend910B2.
     pci:        the PCI vendor's number in four hex digits, such as 10de.
-    torch:      marks of the torch that drives it: of hip, maca, corex, hcu, ppu those that its build bears.
+    torch:      the marks (vendors.torch_marks) that the build of torch which drives it bears.
     libraries:  of the libraries that VENDORS names, those that this host has.
     """
 
@@ -107,7 +107,7 @@ def _said_by_device(row: Devices, marks: Marks) -> list[str]:
         reasons.append(f"its name is {marks.name}")
     if re.match(row.code, marks.code):
         reasons.append(f"its code is {marks.code.partition(':')[0]}")
-    reasons += [f"torch is built for {mark}" for mark in marks.torch if mark in row.torch]
+    reasons += [f"torch bears the mark {mark}" for mark in marks.torch if mark in row.torch]
     return reasons
 
 

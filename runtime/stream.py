@@ -11,12 +11,10 @@ import sys
 from collections.abc import Callable
 
 from .launcher import Launcher
+from .vendors import VENDORS
 
-# Whose devices are not CUDA's or ROCm's to DLPack, and what tells the calling thread's stream on one.
-_TOLD_BY = (
-    ("torch_npu", "_C", "_npu_getCurrentRawStream"),
-    ("torch_musa", "_MUSAC", "_musa_getCurrentRawStream"),
-)
+# What tells the calling thread's stream on a device that is not CUDA's or ROCm's to DLPack.
+_TOLD_BY = tuple(row.driver.stream for row in VENDORS.values() if row.driver.stream is not None)
 
 
 def teller(launcher: Launcher, index: int) -> Callable[[], None] | None:

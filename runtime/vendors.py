@@ -22,6 +22,8 @@ class Driver:
                aot/launcher lists them) and of ASKED.
     pools:     the device attribute that says whether a device has memory pools, where scratch comes from a
                pool of our own.
+    stream:    for extension devices, (module, part, function) of torch's extension that tells the calling
+               thread's stream on a device.
     """
 
     tensors: str
@@ -30,6 +32,7 @@ class Driver:
     functions: Mapping[str, str]
     pools: int = 0
     extension: str = ""
+    stream: tuple[str, str, str] | None = None
 
 
 # Roles of functions that the runtime asks about devices and no launcher calls.
@@ -43,7 +46,8 @@ class Devices:
     apis:      the interfaces that know them; of several vendors that share one, the first row is meant where
                nothing speaks for another.
     name:      what their names look like, from the start. code: what no other vendor's code is called.
-    pci:       the vendor's PCI number. torch: the marks that only a torch built for it bears.
+    pci:       the vendor's PCI number. torch: what only a torch built for it has: an attribute's path, and
+               behind an = what the attribute's text holds.
     libraries: what only its driver brings.
     archs:     the arch by compute capability. arch: where that says nothing, (field of Marks, expression,
                what is filled in from the expression's groups).
@@ -168,7 +172,7 @@ VENDORS: Mapping[str, Vendor] = {
         ),
         Devices(
             ("hip",), r"Hygon|HYGON|K100|Z100|BW\d", code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",),
-            torch=("hcu",), libraries=("libgalaxyhip.so",), arch=_GFX,
+            torch=("__hcu_version__",), libraries=("libgalaxyhip.so",), arch=_GFX,
         ),
     ),
     "metax": Vendor(
@@ -177,7 +181,7 @@ VENDORS: Mapping[str, Vendor] = {
             _named("mc", _DEVICES, alloc="mcMallocAsync", free="mcFreeAsync"),
         ),
         Devices(
-            ("cuda", "maca"), r"MetaX|Metax|MXC", torch=("maca",), libraries=("libmcruntime.so",),
+            ("cuda", "maca"), r"MetaX|Metax|MXC", torch=("version.maca",), libraries=("libmcruntime.so",),
             archs={"8.0": "c500", "10.0": "c500", "8.6": "c600", "15.0": "c600"},
             arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"),
         ),
@@ -197,6 +201,7 @@ VENDORS: Mapping[str, Vendor] = {
         Driver(
             "kDLExtDev", "Moore Threads' MUSA driver", ("libmusa.so",),
             _named("mu", _CONTEXTS, context_release="muDevicePrimaryCtxRelease_v2"), extension="musa",
+            stream=("torch_musa", "_MUSAC", "_musa_getCurrentRawStream"),
         ),
         Devices(
             ("musa",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
@@ -212,7 +217,7 @@ VENDORS: Mapping[str, Vendor] = {
             ),
         ),
         Devices(
-            ("cuda", "hggc"), r"PPU-", torch=("ppu",), libraries=("libhggc.so",),
+            ("cuda", "hggc"), r"PPU-", torch=("__version__=ppu",), libraries=("libhggc.so",),
             archs={"8.0": "ppu001", "8.9": "ppu0015"},
         ),
     ),
@@ -220,7 +225,7 @@ VENDORS: Mapping[str, Vendor] = {
     "ascend": Vendor(
         Driver(
             "kDLExtDev", "Ascend's CANN", ("libascendcl.so",), {"chip_name": "aclrtGetSocName"},
-            extension="npu",
+            extension="npu", stream=("torch_npu", "_C", "_npu_getCurrentRawStream"),
         ),
         Devices(
             ("npu",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
@@ -233,6 +238,11 @@ VENDORS: Mapping[str, Vendor] = {
 def libraries() -> tuple[str, ...]:
     """Every library whose presence says something."""
     return tuple(name for row in VENDORS.values() for name in row.devices.libraries)
+
+
+def torch_marks() -> tuple[str, ...]:
+    """Every mark of a torch build that says something; a build for HIP is AMD's as much as Hygon's."""
+    return ("version.hip", *(mark for row in VENDORS.values() for mark in row.devices.torch))
 
 
 def torch_type(vendor: str) -> str:

@@ -159,7 +159,9 @@ def device_name(text: str | None) -> None:
     try:
         parse_device(text)
     except ValueError:
-        raise RequestError(f"--device: wanted cpu, cuda, cuda:1, rocm, musa or npu, found {text!r}") from None
+        raise RequestError(
+            f"--device: wanted cpu, cuda, cuda:1 or another device as torch names it, found {text!r}"
+        ) from None
 
 
 def require(module: str, purpose: str, pip: str) -> None:

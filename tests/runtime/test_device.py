@@ -355,7 +355,7 @@ def test_torch_tells_of_devices_that_no_driver_is_asked_for(
 
 
 def test_no_mark_is_invented() -> None:
-    assert torch_marks(torch) == (("hip",) if torch.version.hip else ())
+    assert torch_marks(torch) == (("version.hip",) if torch.version.hip else ())
     assert torch_marks(SimpleNamespace()) == ()
 
 

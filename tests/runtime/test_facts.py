@@ -13,7 +13,7 @@ from kvbuild.runtime.identity import Marks
 from kvbuild.runtime.vendors import driver_words
 
 H200 = Facts("nvidia", "sm_90", "NVIDIA H200", 0, 12080, "libcuda.so.1", "x86_64", "2.36")
-MARKS = Marks("cuda", "NVIDIA H200", "9.0", pci="10de", torch=("hip",), libraries=("libmusa.so",))
+MARKS = Marks("cuda", "NVIDIA H200", "9.0", pci="10de", torch=("version.hip",), libraries=("libmusa.so",))
 
 
 def test_facts_survive_both_ways() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +22,25 @@ from kvbuild.runtime.manifest import Manifest
 from kvbuild.runtime.select import Accepted, evaluate, select
 from kvbuild.runtime.vendors import VENDORS, torch_type
 
+HIP = ("version.hip",)
 # One device of each vendor as torch and its driver show it, and a target that is for it.
 DEVICES = {
     "nvidia": (Marks("cuda", "NVIDIA A100-SXM4-80GB", "8.0", pci="10de"), "sm_80"),
-    "amd": (Marks("hip", "AMD Instinct MI50", "", "gfx906:sramecc+:xnack-", "1002", ("hip",)), "gfx906"),
-    "hygon": (Marks("hip", "Z100", "", "gfx906:xnack-", "1d94", ("hip",), ("libgalaxyhip.so",)), "gfx906"),
-    "metax": (Marks("cuda", "MetaX C500", "8.0", torch=("maca",), libraries=("libmcruntime.so",)), "c500"),
+    "amd": (Marks("hip", "AMD Instinct MI50", "", "gfx906:sramecc+:xnack-", "1002", HIP), "gfx906"),
+    "hygon": (Marks("hip", "Z100", "", "gfx906:xnack-", "1d94", HIP, ("libgalaxyhip.so",)), "gfx906"),
+    "metax": (
+        Marks("cuda", "MetaX C500", "8.0", torch=("version.maca",), libraries=("libmcruntime.so",)),
+        "c500",
+    ),
     "tianshu": (
         Marks("cuda", "Iluvatar BI-V150", "7.1", torch=("corex",), libraries=("libixthunk.so", "libixml.so")),
         "ivcore11",
     ),
     "mthreads": (Marks("musa", "MTT S4000", "2.2", libraries=("libmusa.so",)), "mp_22"),
-    "thead": (Marks("cuda", "PPU-ZW810E", "8.0", torch=("ppu",), libraries=("libhggc.so",)), "ppu001"),
+    "thead": (
+        Marks("cuda", "PPU-ZW810E", "8.0", torch=("__version__=ppu",), libraries=("libhggc.so",)),
+        "ppu001",
+    ),
     "ascend": (Marks("npu", "Ascend910B2", "", "Ascend910B2", libraries=("libascendcl.so",)), "910B2"),
 }  # fmt: skip
 HOST = {"index": 0, "driver": 13000, "driver_library": "", "host": "x86_64", "libc": "2.35"}
@@ -63,6 +72,47 @@ def test_every_arch_that_is_built_is_some_devices() -> None:
     for vendor in set(targets.names()) & set(VENDORS) - {"amd"}:
         assert DEVICES[vendor][1] in targets.load(vendor).ARCHS
         assert set((VENDORS[vendor].devices.archs or {}).values()) <= set(targets.load(vendor).ARCHS), vendor
+
+
+NAMES = re.compile(
+    r"hygon|metax|maca|tianshu|iluvatar|corex|mthreads|moore|musa|thead|t-head|\bppu\b|hggc|\bdtk\b",
+    re.IGNORECASE,
+)
+
+
+def spoken_of(path: Path) -> set[str]:
+    """The vendors' words in the code of a file, its comments and docstrings left out."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return set(NAMES.findall(re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)))
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+    words = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    words -= {each for each in docs if each}
+    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {found for word in words for found in NAMES.findall(word)}
+
+
+def test_a_vendor_is_known_in_two_places_and_nowhere_else() -> None:
+    """Those that came with a target file and a row. (NVIDIA's, AMD's and Ascend's launchers have sources.)"""
+    root = Path(__file__).resolve().parents[2]
+    files = [path for package in ("aot", "runtime", "kernels") for path in (root / package).rglob("*")]
+    elsewhere = {
+        str(path.relative_to(root)): sorted(found)
+        for path in files
+        if path.suffix in (".py", ".c", ".h")
+        and path.parent.name != "targets"
+        and path != root / "runtime" / "vendors.py"
+        and (found := spoken_of(path))
+    }
+    assert elsewhere == {}
+    assert spoken_of(root / "aot" / "targets" / "metax.py") and spoken_of(root / "runtime" / "vendors.py")
 
 
 @pytest.mark.parametrize("vendor", DEVICES)
@@ -115,13 +165,13 @@ SPARSE = [
     (Marks("cuda", "A30"), "nvidia"),
     (Marks("cuda", pci="10de"), "nvidia"),
     (Marks("cuda", "PPU-ZW810"), "thead"),
-    (Marks("cuda", torch=("ppu",)), "thead"),
+    (Marks("cuda", torch=("__version__=ppu",)), "thead"),
     (Marks("cuda", libraries=("libhggc.so",)), "thead"),
     (Marks("cuda", "Iluvatar MR-V100"), "tianshu"),
     (Marks("cuda", "MR-V100"), "tianshu"),
     (Marks("cuda", torch=("corex",)), "tianshu"),
     (Marks("cuda", libraries=("libixthunk.so",)), "tianshu"),
-    (Marks("cuda", torch=("maca",)), "metax"),
+    (Marks("cuda", torch=("version.maca",)), "metax"),
     (Marks("cuda", libraries=("libmcruntime.so",)), "metax"),
     (Marks("maca"), "metax"),
     (Marks("hggc"), "thead"),
@@ -151,7 +201,7 @@ def test_one_mark_decides(marks: Marks, vendor: str) -> None:
             Marks("cuda", "PPU-ZW810E", pci="10de"),
             "of more than one vendor; nvidia: its PCI vendor is 10de; thead:",
         ),
-        (Marks("cuda", "NVIDIA H200", torch=("corex",)), "tianshu: torch is built for corex"),
+        (Marks("cuda", "NVIDIA H200", torch=("corex",)), "tianshu: torch bears the mark corex"),
         (Marks("cuda", "MTT S4000"), "its name is MTT S4000; but it answers as cuda, mthreads's as musa"),
         (
             Marks("cuda", "Chip One", pci="abcd"),
