@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from kvbuild.aot.publish import publish
 from kvbuild.kernels.ascend import pipeline
 from kvbuild.kernels.ascend.pipeline import Stage
 from kvbuild.kernels.contract import COMPRESS_RATIOS
+
+Change = Callable[[dict[str, Any]], None]
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
@@ -159,10 +161,11 @@ def target_of(
 
 
 def build(folder: Path, cache: Path, chosen: Sequence[Pipeline], binaries: Mapping[str, bytes],
-          entries: Mapping[str, str]) -> Bench:  # fmt: skip
-    """A bench in `folder`. binaries: each stage's device binary, by name."""
+          entries: Mapping[str, str], change: Change = lambda target: None) -> Bench:  # fmt: skip
+    """A bench in `folder`. binaries: each stage's device binary, by name; change: alters the target first."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in binaries.items()}
     target = target_of(chosen, digests, entries)
+    change(target)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "launcher.so").write_bytes(build_launcher(target, harness.host_triple()))
     (folder / "manifest.json").write_bytes(harness.manifest_of(target))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from bench import ELF_MACHINE, HERE, Bench, build, pipelines, stages_of
+from bench import ELF_MACHINE, HERE, Bench, Change, build, pipelines, stages_of
 
 STANDIN = HERE.parent / "aot/standin"
 
@@ -65,10 +65,10 @@ class Recording:
         return json.loads(done.stdout), calls
 
 
-def build_recording(folder: Path, cache: Path) -> Recording:
+def build_recording(folder: Path, cache: Path, change: Change = lambda target: None) -> Recording:
     """A launcher of every pipeline over made-up binaries."""
     chosen = pipelines()
     names = sorted(name for name, stage in stages_of(chosen).items() if stage.kind == "triton")
     blobs = {name: harness.image(ELF_MACHINE, tag) for tag, name in enumerate(names)}
     entries = {name: "entry_" + name.replace("-", "_") for name in names}
-    return Recording(build(folder, cache, chosen, blobs, entries), blobs)
+    return Recording(build(folder, cache, chosen, blobs, entries, change), blobs)

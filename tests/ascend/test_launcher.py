@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import harness
 import pytest
-from recording import Recording
+from recording import Recording, build_recording
 
 from kvbuild.kernels.ascend import pipeline
 from kvbuild.kernels.ascend.pipeline import Stage
@@ -105,6 +106,24 @@ def test_index_select_as_it_is_launched(acl: Any) -> None:
         (2, 384, 0),
     ]
     assert names(calls, "aclDestroyTensor") == ["aclDestroyTensor"] * 3
+
+
+def test_each_argument_lies_at_a_multiple_of_its_size(tmp_path: Path, session_folder: Path) -> None:
+    # No stage has a value of 4 bytes before one of 8 today; what comes first here has.
+    stage = next(each for each in pipeline.stages("block", 128, "aligned", 512) if each.name == "normalise")
+    first = sorted(stage.arguments, key=lambda argument: argument.name != "weight_is_fp32")
+
+    def change(target: dict[str, Any]) -> None:
+        kernel = next(each for each in target["kernels"] if each["name"] == "normalise")
+        kernel["args"].sort(key=lambda argument: argument["name"] != "weight_is_fp32")
+
+    moved = build_recording(tmp_path / "moved", session_folder, change)
+    said, calls = moved.run("kvb.open(); say(kvb.compress(call(), 77))", tmp_path)
+    assert said is None
+    block = bytes.fromhex(launches(calls)[1]["arguments"])
+    _, values, grid = unpacked(replace(stage, arguments=tuple(first)), block)
+    assert (values["weight_is_fp32"], values["num_outputs"], values["weight_bf16"]) == (0, 3, 0x600010)
+    assert grid == (3, 1, 1)
 
 
 LAYOUTS = {
