@@ -151,6 +151,21 @@ def test_too_many_ties_are_not_right() -> None:
     assert not summary["ok"] and summary["tie_refusals"] and not summary["failed"]
 
 
+@pytest.mark.parametrize(
+    ("device", "home"), [("cpu", "cpu"), ("cuda:1", "cuda:1"), ("privateuseone:0", "cpu")]
+)
+def test_who_computes_the_oracle(device: str, home: str) -> None:
+    made: list[torch.device] = []
+
+    def make(where: torch.device, seed: int) -> Any:
+        made.append(where)
+        raise StopIteration
+
+    with pytest.raises(StopIteration):
+        cases.run(Reference(), cases.Case("odd", make, False), torch.device(device))
+    assert made == [torch.device(home)]
+
+
 def test_the_cpu_bundle_is_right(cpu_bundle: Path, kvbuild: Run) -> None:
     names = ["decode-3-c256", "block_size_3-c256", "nonsense_indices-c256"]
     chosen = [word for name in names for word in ("--workload", name)]
