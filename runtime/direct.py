@@ -57,7 +57,10 @@ def exchange_api() -> int | None:
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
-    address: int = pointer(capsule, _CAPSULE)
+    try:
+        address: int = capsule if isinstance(capsule, int) else pointer(capsule, _CAPSULE)
+    except ValueError:
+        return None
     return address if ExchangeAPI.from_address(address).major == _DLPACK_MAJOR else None
 
 

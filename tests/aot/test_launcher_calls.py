@@ -19,14 +19,12 @@ import pytest
 pytest.importorskip("torch")
 
 BEGIN = """
-import ctypes, json, sys
+import json, sys
 from pathlib import Path
 import callers
 bench = callers.Bench(Path(sys.argv[1]), RELABELLED)
-driver = ctypes.CDLL(str(Path(sys.argv[1]) / "driver" / "libcuda.so.1"))
 """
-# torch keeps the primary context current in the threads that use the device.
-CURRENT = "driver.cuCtxPushCurrent_v2(ctypes.c_void_p(0xc0)); bench.counts()\n"
+CURRENT = "bench.make_current(); bench.counts()\n"
 
 
 @pytest.fixture(scope="module")

@@ -316,7 +316,9 @@ def test_a_changed_tensor_is_seen_by_the_next_call(
     assert outcome(cpu.compress, *given) == outcome(plainly(cpu), *given)
 
 
-@pytest.mark.parametrize("fault", ["no torch", "another interpreter", "no lock", "old torch", "new DLPack"])
+@pytest.mark.parametrize(
+    "fault", ["no torch", "another interpreter", "no lock", "old torch", "odd torch", "new DLPack"]
+)
 def test_where_there_is_no_exchange_api(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (EXCHANGE_API() is not None) == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     if fault == "no torch":
@@ -327,9 +329,20 @@ def test_where_there_is_no_exchange_api(fault: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "abiflags", "t")
     elif fault == "old torch":
         monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=object))
+    elif fault == "odd torch":
+        other = types.SimpleNamespace(__dlpack_c_exchange_api__=object())
+        monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=other))
     else:
         monkeypatch.setattr(direct, "_DLPACK_MAJOR", 2)
     assert EXCHANGE_API() is None
+
+
+def test_the_exchange_api_may_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = EXCHANGE_API()
+    if address is None:
+        pytest.skip("this torch has none")
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", address)
+    assert EXCHANGE_API() == address
 
 
 def test_a_launcher_without_direct_functions_serves_plainly() -> None:

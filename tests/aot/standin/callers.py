@@ -32,6 +32,7 @@ from kvbuild.runtime.operator import Operator
 from kvbuild.runtime.strictjson import Node
 
 CUDA = 2
+PRIMARY = 0xC0  # the stand-in's primary context of device 0
 
 
 def relabel(library: Path, device_id: int = 0) -> None:
@@ -80,6 +81,10 @@ class Bench:
         counts.restype = ctypes.c_char_p
         counted: dict[str, int] = json.loads(counts())
         return counted
+
+    def make_current(self) -> None:
+        """Makes the primary context current in this thread, as torch does in those that use the device."""
+        self._driver.cuCtxPushCurrent_v2(ctypes.c_void_p(PRIMARY))
 
     def inputs(self, outputs: int = 8, ratio: int = 128) -> Inputs:
         return make(Workload.decode(outputs, ratio, 0))
@@ -132,6 +137,7 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(harness.build_callers(Path(name)))
+        bench.make_current()
         for caller, call in callers(bench, int(sys.argv[1]) if len(sys.argv) > 1 else 8).items():
             bench.counts()
             call()
