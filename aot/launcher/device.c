@@ -80,6 +80,17 @@ int kvb_device_borrow(int device_id, const char *function, const char *operand, 
 
 void kvb_device_return(int device_id) { atomic_fetch_sub(&slots[device_id].users, 1); }
 
+int kvb_target_begin(DLDevice place, const char *function, void **lent) {
+  if ((int)place.device_type != KVB_TABLE.device_type) {
+    char there[64];
+    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
+                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
+  }
+  return kvb_device_borrow(place.device_id, function, KVB_TENSOR_NAMES[KVB_STATE_CACHE], (kvb_device **)lent);
+}
+
+void kvb_target_end(DLDevice place) { kvb_device_return(place.device_id); }
+
 static void destroy(kvb_device *device) {
   kvb_hold_error(1);
   kvb_scope scope;

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "check.h"
+#include "aligned.h"
 #include "device.h"
 #include "error.h"
 #include "stream.h"
@@ -12,21 +12,9 @@
 /* Linked where a framework's stream does not come with its tensors. */
 #pragma weak kvb_stream_or_told
 
-/* What the aligned kernels were compiled to rely on. */
-static bool is_aligned(const kvb_operands *operands) {
-  uint64_t bits = 0;
-  for (size_t i = 0; i < KVB_TABLE.num_aligned_fields; ++i) {
-    uint64_t value;
-    memcpy(&value, (const char *)operands + KVB_TABLE.aligned_fields[i], sizeof value);
-    bits |= value;
-  }
-  return operands->block_size == KVB_TABLE.aligned_block_size && !operands->weight_is_fp32 &&
-         (bits & KVB_TABLE.aligned_mask) == 0;
-}
-
 /* Every ratio's last variant takes any call, so one is always found for a ratio that passed its check. */
 static size_t choose(const kvb_operands *operands) {
-  bool aligned = is_aligned(operands);
+  bool aligned = kvb_is_aligned(operands);
   size_t i = 0;
   for (; i + 1 < KVB_TABLE.num_variants; ++i) {
     const kvb_variant *variant = &KVB_TABLE.variants[i];
@@ -40,12 +28,12 @@ static size_t choose(const kvb_operands *operands) {
 /* What a pinned device launches, whatever the number of outputs; its kernels' assumptions still hold. */
 static int choose_pinned(int64_t pinned, const kvb_operands *operands, size_t *chosen) {
   const kvb_variant *variant = &KVB_TABLE.variants[pinned];
-  if (variant->ratio != operands->compress_ratio || (variant->aligned && !is_aligned(operands)))
+  if (variant->ratio != operands->compress_ratio || (variant->aligned && !kvb_is_aligned(operands)))
     return kvb_fail(KVB_VALUE_ERROR,
                     "compress: variant %lld is pinned, which is for ratio %lld and the %s layout; found a call of "
                     "ratio %lld and %s operands. Pin another one, or -1",
                     (long long)pinned, (long long)variant->ratio, variant->aligned ? "aligned" : "general",
-                    (long long)operands->compress_ratio, is_aligned(operands) ? "aligned" : "other");
+                    (long long)operands->compress_ratio, kvb_is_aligned(operands) ? "aligned" : "other");
   *chosen = (size_t)pinned;
   return KVB_OK;
 }
@@ -94,17 +82,6 @@ static int launch_variant(kvb_device *device, const kvb_variant *variant, kvb_op
   kvb_hold_error(0);
   return code;
 }
-
-int kvb_target_begin(DLDevice place, const char *function, void **lent) {
-  if ((int)place.device_type != KVB_TABLE.device_type) {
-    char there[64];
-    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
-                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
-  }
-  return kvb_device_borrow(place.device_id, function, KVB_TENSOR_NAMES[KVB_STATE_CACHE], (kvb_device **)lent);
-}
-
-void kvb_target_end(DLDevice place) { kvb_device_return(place.device_id); }
 
 int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
   kvb_device *device = lent;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "acl.h"
-#include "check.h"
+#include "aligned.h"
 #include "device.h"
 #include "error.h"
 #include "stages.h"
@@ -15,17 +15,6 @@
 
 /* What every vector kernel's arguments lie between: sync address, lock and workspace before, the grid behind. */
 enum { HIDDEN_BYTES = 24, GRID_BYTES = 12, BLOCK_BYTES = HIDDEN_BYTES + 8 * KVB_MAX_PARAMETERS + GRID_BYTES + 4 };
-
-static bool is_aligned(const kvb_operands *operands) {
-  uint64_t bits = 0;
-  for (size_t i = 0; i < KVB_TABLE.num_aligned_fields; ++i) {
-    uint64_t value;
-    memcpy(&value, (const char *)operands + KVB_TABLE.aligned_fields[i], sizeof value);
-    bits |= value;
-  }
-  return operands->block_size == KVB_TABLE.aligned_block_size && !operands->weight_is_fp32 &&
-         (bits & KVB_TABLE.aligned_mask) == 0;
-}
 
 /* Whether state_cache is rows without a gap, so few that an int32 names each. Strides of extents 1 are 0. */
 static bool is_dense(const kvb_operands *operands) {
@@ -38,7 +27,7 @@ static bool is_dense(const kvb_operands *operands) {
 }
 
 static bool fits(const kvb_operands *operands, uint32_t layout) {
-  return layout == KVB_GENERAL || (layout == KVB_DENSE ? is_dense(operands) : is_aligned(operands));
+  return layout == KVB_GENERAL || (layout == KVB_DENSE ? is_dense(operands) : kvb_is_aligned(operands));
 }
 
 /* Every ratio's last variant takes any call, so one is always found for a ratio that passed its check. */
@@ -173,17 +162,6 @@ static int run_pipeline(const kvb_device *device, const kvb_pipeline *pipeline, 
   kvb_hold_error(0);
   return code != KVB_OK ? code : given != KVB_OK ? given : last;
 }
-
-int kvb_target_begin(DLDevice place, const char *function, void **lent) {
-  if ((int)place.device_type != KVB_TABLE.device_type) {
-    char there[64];
-    return kvb_fail(KVB_VALUE_ERROR, "%s: wanted a tensor on a device of %s, found one on %s. Move it there",
-                    KVB_TENSOR_NAMES[0], KVB_TABLE.target, kvb_device_text(place, there, sizeof there));
-  }
-  return kvb_device_borrow(place.device_id, function, KVB_TENSOR_NAMES[KVB_STATE_CACHE], (kvb_device **)lent);
-}
-
-void kvb_target_end(DLDevice place) { kvb_device_return(place.device_id); }
 
 int kvb_target_run(void *lent, kvb_operands *operands, void *stream) {
   kvb_device *device = lent;

@@ -1,4 +1,4 @@
-/* What a target does; device.c and dispatch.c implement it for drivers, host.c for the host kernel. */
+/* What a target does; device.c and dispatch.c (or staged.c) implement it for drivers, host.c for the host kernel. */
 #ifndef KVB_TARGET_H
 #define KVB_TARGET_H
 

@@ -23,9 +23,9 @@ from .generate import COMMON_SOURCES, generate_table, vendor_of
 HOSTS = ("x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17")
 
 HEADERS = (
-    "acl.h", "call.h", "check.h", "driver.h", "error.h", "kvbuild.h", "library.h", "manifest.h", "module.h",
-    "operands.h", "python.h", "stages.h", "stream.h", "table.h", "torch.h", "device.h", "target.h",
-    "workspace.h",
+    "acl.h", "aligned.h", "call.h", "check.h", "device.h", "driver.h", "error.h", "kvbuild.h",
+    "library.h", "manifest.h", "module.h", "operands.h", "python.h", "stages.h", "stream.h", "table.h",
+    "target.h", "torch.h", "workspace.h",
 )  # fmt: skip
 FFI_HEADERS = ("tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h", "dlpack/dlpack.h")
 
