@@ -130,6 +130,27 @@ def test_a_finished_bundle_serves(bench: Bench, finished: Path, shim: Path, tmp_
     assert {launch["stream"] for launch in launches} == {41}
 
 
+def test_the_page_has_the_bytes_of_the_unified_buffer(compiled: Path) -> None:
+    lines = (HERE.parents[1] / "docs/ascend.md").read_text().splitlines()
+
+    def said(stage: str) -> int:
+        """The first number of a row that begins with this stage."""
+        (row,) = (line for line in lines if line.startswith(f"| {stage} | ") and line[-3].isdigit())
+        return int(row.split("|")[2].replace(",", ""))
+
+    with open_bundle(compiled) as bundle:
+        (target,) = bundle.manifest.targets
+        assert target.staged is not None
+        found = {kernel.name: kernel.ub_bytes for kernel in target.staged.kernels}
+    for ratio in (128, 256, 512):
+        assert found[f"scan-c{ratio}-d512"] == said("`scan`")
+        assert found[f"blocks-c{ratio}-aligned-d512"] == said("`blocks`, block_size 8")
+        assert found[f"blocks-c{ratio}-general-d512"] == said("`blocks`, any block_size")
+        assert found[f"locate-c{ratio}"] == said("`locate`")
+    for name in ("normalise", "encode", "scatter"):
+        assert found[name] == said(f"`{name}`")
+
+
 def test_finish_changes_the_kernels_alone(compiled: Path, finished: Path) -> None:
     with open_bundle(compiled) as old, open_bundle(finished) as new:
         (was,), (now,) = old.manifest.targets, new.manifest.targets
