@@ -1,4 +1,4 @@
-"""`kvbuild toolchain`: installs what a target compiles in, where a package registry has it."""
+"""`kvbuild toolchain install`: what a target compiles in, where a package registry has it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import click
 from . import output
 
 
-@click.group("toolchain", help="Install the toolchain of a vendor whose compiler a package registry has.")
-def command() -> None:
-    pass
-
-
-@command.command(
-    "install",
-    help="Install a vendor's pinned toolchain into a folder of its own, where `kvbuild compile` finds it.",
-)
+@click.command("toolchain", help="Install the pinned compiler of a vendor whose compiler a package registry "
+               "has, in a folder of its own, where `kvbuild compile` finds it.")  # fmt: skip
+@click.argument("action", type=click.Choice(["install"]))
 @click.argument("vendor")
 @click.option("--python", metavar="PATH", help="The interpreter to install for (default: this one, else the "
               "one on PATH, of the version that the packages need).")  # fmt: skip
 @output.json_option
-def install(vendor: str, python: str | None, as_json: bool) -> int:
+def command(action: str, vendor: str, python: str | None, as_json: bool) -> int:
     from .. import installed, targets
     from ..errors import RequestError
 
