@@ -22,8 +22,8 @@ FORMS = [
 # The scalars of kvb_operands, beside the tensors that contract.OPERANDS names.
 SCALARS = {
     "num_blocks", "state_page_stride", "state_row_stride", "block_size", "num_tokens", "num_outputs",
-    "num_reqs", "blocks_per_req", "block_table_stride", "max_pos", "cos_sin_stride", "kv_pages", "kv_page_stride",
-    "weight_is_fp32", "rms_norm_eps",
+    "num_reqs", "blocks_per_req", "block_table_stride", "max_pos", "cos_sin_stride", "kv_pages",
+    "kv_page_stride", "weight_is_fp32", "rms_norm_eps",
 }  # fmt: skip
 
 
