@@ -143,4 +143,4 @@ def test_calls_on_streams_of_their_own_share_no_memory(bench: Bench, tmp_path: P
     # Six streams at once; the second round finds what the first one left. index_select has memory of its own.
     assert len(memory) == len(set(memory)) == 8
     assert sorted(call["memory"] for call in freed) == sorted(memory)
-    assert all(call["unharmed"] and not call["pending"] for call in freed)
+    assert all(call["unharmed"] and not call["uses"] for call in freed)

@@ -14,6 +14,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 
@@ -69,6 +70,7 @@ static int runs; /* whether any kernel does, so that addresses are real */
 static work *first, **last = &first;
 static allocation *allocations;
 static char words[256];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of streams, events and memory */
 
 static int device_of(const void *which) { return (int)((uintptr_t)which - 0xc0); }
 
@@ -197,8 +199,10 @@ EXPORT int aclrtMalloc(void **out, size_t bytes, int policy) {
   allocation *made = calloc(1, sizeof *made);
   made->base = malloc(bytes + 2 * GUARD);
   made->bytes = bytes;
+  pthread_mutex_lock(&lock);
   made->next = allocations;
   allocations = made;
+  pthread_mutex_unlock(&lock);
   memset(made->base, 0xff, bytes + 2 * GUARD); /* a NaN, should anyone read it */
   *out = made->base + GUARD;
   record("aclrtMalloc", ",\"bytes\":%zu,\"policy\":%d,\"device\":%d,\"memory\":%zu", bytes, policy, current,
@@ -212,12 +216,25 @@ static int unharmed(const allocation *which) {
   return 1;
 }
 
-EXPORT int aclrtFree(void *memory) {
+/* How much of the work that is still to come would use this memory. */
+static int uses(const allocation *which) {
+  int found = 0;
+  for (const work *at = first; at != NULL; at = at->next) {
+    for (size_t i = 0; at->kernel != NULL && i + sizeof(uintptr_t) <= at->size; i += sizeof(uintptr_t)) {
+      uintptr_t word;
+      memcpy(&word, at->block + i, sizeof word);
+      found += word - (uintptr_t)which->base < which->bytes + 2 * GUARD;
+    }
+  }
+  return found;
+}
+
+static int release(void *memory) {
   for (allocation **at = &allocations; *at != NULL; at = &(*at)->next) {
     allocation *which = *at;
     if (which->base + GUARD != memory) continue;
-    record("aclrtFree", ",\"memory\":%zu,\"unharmed\":%d,\"pending\":%d", (size_t)memory, unharmed(which),
-           first != NULL);
+    record("aclrtFree", ",\"memory\":%zu,\"unharmed\":%d,\"uses\":%d", (size_t)memory, unharmed(which),
+           uses(which));
     *at = which->next;
     memset(which->base, 0xee, which->bytes + 2 * GUARD);
     free(which->base);
@@ -226,6 +243,13 @@ EXPORT int aclrtFree(void *memory) {
   }
   record("aclrtFree", ",\"memory\":%zu,\"unknown\":1", (size_t)memory);
   return 1;
+}
+
+EXPORT int aclrtFree(void *memory) {
+  pthread_mutex_lock(&lock);
+  int code = release(memory);
+  pthread_mutex_unlock(&lock);
+  return code;
 }
 
 static void gather(const executor *what) {
@@ -252,19 +276,25 @@ static void perform(work *what) {
 }
 
 static int enqueue(work what) {
-  if (!deferred()) return perform(&what), 0;
-  work *made = malloc(sizeof *made);
-  if (made == NULL) return 1;
-  *made = what;
-  made->next = NULL;
-  *last = made;
-  last = &made->next;
+  pthread_mutex_lock(&lock);
+  work *made = deferred() ? malloc(sizeof *made) : NULL;
+  if (what.event != NULL) ++*what.event;
+  if (made == NULL) {
+    perform(&what);
+  } else {
+    *made = what;
+    made->next = NULL;
+    *last = made;
+    last = &made->next;
+  }
+  pthread_mutex_unlock(&lock);
   return 0;
 }
 
 EXPORT int aclrtSynchronizeStream(void *stream) {
   FAIL_ON_DEMAND("aclrtSynchronizeStream");
   record("aclrtSynchronizeStream", ",\"stream\":%zu", (size_t)stream);
+  pthread_mutex_lock(&lock);
   for (work **at = &first; *at != NULL;) {
     work *what = *at;
     if (what->stream != stream) {
@@ -276,6 +306,7 @@ EXPORT int aclrtSynchronizeStream(void *stream) {
     perform(what);
     free(what);
   }
+  pthread_mutex_unlock(&lock);
   return 0;
 }
 
@@ -310,13 +341,14 @@ EXPORT int aclrtDestroyEvent(void *event) {
 EXPORT int aclrtRecordEvent(void *event, void *stream) {
   FAIL_ON_DEMAND("aclrtRecordEvent");
   if (loud()) record("aclrtRecordEvent", ",\"stream\":%zu", (size_t)stream);
-  ++*(int64_t *)event;
   return enqueue((work){.stream = stream, .event = event});
 }
 
 EXPORT int aclrtQueryEventStatus(void *event, int *status) {
   FAIL_ON_DEMAND("aclrtQueryEventStatus");
+  pthread_mutex_lock(&lock);
   *status = *(int64_t *)event == 0;
+  pthread_mutex_unlock(&lock);
   return 0;
 }
 
