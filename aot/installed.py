@@ -234,7 +234,7 @@ def install(
         packages = ", ".join(f"{each.name} {each.version}" for each in recipe.packages)
         say(f"installing {packages} (downloads {recipe.size}) into {folder}")
         _fill(temporary, recipe, interpreter, runner)
-        _publish(temporary, folder)
+        _publish(temporary, folder, recipe)
     except OSError as error:
         raise RequestError(
             f"{parent}: wanted a folder for toolchains that can be written, found: "
@@ -271,22 +271,26 @@ def _fill(folder: Path, recipe: Recipe, python: str, runner: Run) -> None:
         "sizes": _sizes(folder),
         "sha256": {name: _sha256(folder / name) for name in recipe.key_files},
     }
+    # Whatever is called whole must be on the disk: sizes alone would not tell after a crash.
+    os.sync()
     with open(folder / MARKER, "x") as file:
         json.dump(marker, file, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _publish(temporary: Path, folder: Path) -> None:
-    """Gives a filled folder its name. Whatever was there before was found damaged, or is as good."""
+def _publish(temporary: Path, folder: Path, recipe: Recipe) -> None:
+    """Gives a filled folder its name, in place of a damaged one, not of what another process just made."""
     if folder.exists():
+        if not _inspect(folder, recipe)[0]:
+            return
         old = temporary.with_name(temporary.name + "-old")
         folder.rename(old)
         shutil.rmtree(old, ignore_errors=True)
     try:
         temporary.rename(folder)
     except OSError:
-        if not folder.is_dir():
+        if _inspect(folder, recipe)[0]:
             raise
 
 

@@ -94,10 +94,9 @@ class Target:
         return {kernel.blob: kernel.blob for kernel in self.kernels}
 
     @property
-    def variant_names(self) -> tuple[str, ...]:
+    def launchable(self) -> tuple[Variant | StagedVariant, ...]:
         """What a call may launch, in the launcher's order; empty for the cpu."""
-        variants: tuple[Variant | StagedVariant, ...] = self.staged.variants if self.staged else self.variants
-        return tuple(variant.name for variant in variants)
+        return self.staged.variants if self.staged else self.variants
 
     @classmethod
     def read(cls, node: Node) -> Target:

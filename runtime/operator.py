@@ -20,6 +20,7 @@ from .facts import Facts
 from .launcher import Launcher, load_launcher
 from .manifest import Target, Variant
 from .select import Choice, select
+from .staged import StagedVariant
 from .stream import teller
 from .vendors import torch_type
 
@@ -251,9 +252,9 @@ class Operator:
         return self._target
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[Variant | StagedVariant, ...]:
         """What a call may launch, in the order of preference; empty for the cpu."""
-        return self._target.variants
+        return self._target.launchable
 
     @property
     def facts(self) -> Facts:
@@ -275,8 +276,8 @@ class Operator:
             _refuse_closed()
         calls, general, *launches = self._launcher.counters(self._index)
         by_variant: dict[str, int] = {}
-        for name, count in zip(self._target.variant_names, launches, strict=True):
-            by_variant[name] = by_variant.get(name, 0) + count
+        for variant, count in zip(self.variants, launches, strict=True):
+            by_variant[variant.name] = by_variant.get(variant.name, 0) + count
         return {"calls": calls, "general_calls": general, "launches": by_variant}
 
     def pin(self, variant: int | None) -> None:

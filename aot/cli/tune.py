@@ -45,7 +45,7 @@ def command(file: str, destination: str | None, device: str | None, quick: bool,
 
     with runtime.load(path, device=device) as operator:
         target = operator.target
-        if target.route == "cpu":
+        if target.route != "gpgpu":
             _nothing_to_tune(target.name)
         table = output.writable_file(destination or f"{target.vendor}-{target.arch}.yaml")
         found = candidates.candidates(operator)

@@ -175,6 +175,19 @@ def test_an_interrupt_leaves_nothing(environ: dict[str, str]) -> None:
     assert left(environ) == [] and installed.find("ascend", environ) is None
 
 
+def test_of_two_at_once_the_first_one_stays(environ: dict[str, str]) -> None:
+    class Overtaken(Pip):
+        def __call__(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+            done = super().__call__(command, folder)
+            if "install" in command:
+                first = install(environ)
+                (first.folder / "triton/__pycache__").mkdir()
+            return done
+
+    found = install(environ, Overtaken())
+    assert (found.folder / "triton/__pycache__").is_dir() and left(environ) == [found.folder.name]
+
+
 def test_another_python_is_told_what_is_needed(environ: dict[str, str]) -> None:
     with pytest.raises(ToolchainError, match=r"wanted CPython 3\.11 .*found .*cpython 3\.12.*--python PATH"):
         install(environ, Pip(version=f"cpython 3.12 {platform.machine()}"))
