@@ -10,7 +10,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from .finalize import TILES, WIDTH
-from .in_gluon import finish, fold, leaf_floor, load_rotation, load_weight, locate, lookup, tile_sums
+from .in_gluon import (
+    finish,
+    fold,
+    leaf_floor,
+    leaf_offsets,
+    load_rotation,
+    load_row,
+    load_weight,
+    locate,
+    lookup,
+    tile_sums,
+)
 from .scan import LEAST, LOG2E, ONCE, PARTS, SCORE_OFFSET
 
 
@@ -51,125 +62,101 @@ def everywhere_layout(num_warps, num_ctas):
 
 @gluon.jit
 def load_pages(part, table_row, column, blocks_per_req, num_blocks, RATIO: gl.constexpr):
-    """The pages of each part, -1 where there is none: a tuple of [PARTS], one more than whole pages need.
+    """The pages of each part, -1 where there is none: a tuple of [PARTS].
 
     All at once and before any row: a load that waits for a load would leave the memory idle in between.
     """
     pages = ()
-    for page in gl.static_range(RATIO // PARTS // 8 + 1):
+    for page in gl.static_range(RATIO // PARTS // 8):
         pages = pages + (lookup(table_row, column + (part >> 3) + page, blocks_per_req, num_blocks),)
     return pages
 
 
 @gluon.jit
-def part_row(
-    pages, row: gl.constexpr, part, in_page, below, state_page_stride, state_row_stride, WHOLE: gl.constexpr
-):  # fmt: skip
-    """Offset [PARTS] of row `row` of each part; -1 where it does not exist.
-
-    WHOLE: every row exists and the window begins with a page.
-    """
-    if WHOLE:
-        return pages[row >> 3] * state_page_stride + (row & 7) * state_row_stride
-    else:
-        within = in_page + (row & 7)
-        page = gl.where(within >= 8, pages[(row >> 3) + 1], pages[row >> 3])
-        exists = (page >= 0) & (part + row >= below)
-        return gl.where(exists, page * state_page_stride + (within & 7) * state_row_stride, -1)
-
-
-@gluon.jit
-def copy_leaf(
-    ring, leaf: gl.constexpr, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
-    STAGES: gl.constexpr, WHOLE: gl.constexpr,
-):  # fmt: skip
-    """Starts the copies of a leaf, four rows of each part, as one group."""
-    for row in gl.static_range(4):
-        offset = part_row(
-            pages, leaf * 4 + row, part, in_page, below, state_page_stride, state_row_stride, WHOLE
-        )
-        value = ring.index((leaf % STAGES) * 8 + row * 2)
-        score = ring.index((leaf % STAGES) * 8 + row * 2 + 1)
-        if WHOLE:
-            pointer = lane + offset[None, :, None]
-            async_copy.async_load(value, pointer, eviction_policy=ONCE)
-            async_copy.async_load(score, pointer + SCORE_OFFSET, eviction_policy=ONCE)
-        else:
-            # The -1 of a missing row hides from the compiler that strides are multiples of 16.
-            pointer = lane + ((offset >> 4) << 4)[None, :, None]
-            async_copy.async_load(value, pointer, mask=(offset >= 0)[None, :, None])
-            async_copy.async_load(score, pointer + SCORE_OFFSET, mask=(offset >= 0)[None, :, None])
+def copy_leaf(ring, slot, lane, page, row, state_page_stride, state_row_stride):
+    """Starts the copies of a leaf, four rows of each part from row `row` of its page, as one group."""
+    start = lane + (page * state_page_stride + row * state_row_stride)[None, :, None]
+    for at in gl.static_range(4):
+        pointer = start + at * state_row_stride
+        async_copy.async_load(ring.index(slot * 8 + at * 2), pointer, eviction_policy=ONCE)
+        async_copy.async_load(ring.index(slot * 8 + at * 2 + 1), pointer + SCORE_OFFSET, eviction_policy=ONCE)
     async_copy.commit_group()
 
 
 @gluon.jit
-def read_row(
-    ring, leaf: gl.constexpr, row: gl.constexpr, offset, STAGES: gl.constexpr, LAYOUT: gl.constexpr,
-    WHOLE: gl.constexpr,
-):  # fmt: skip
-    value = ring.index((leaf % STAGES) * 8 + row * 2).load(LAYOUT)
-    score = ring.index((leaf % STAGES) * 8 + row * 2 + 1).load(LAYOUT)
-    if not WHOLE:
-        mask = (offset >= 0)[None, :, None]
-        value = gl.where(mask, value, 0.0)
-        score = gl.where(mask, score, float("-inf"))
-    return value, score
+def fold_slot(ring, slot, top, weight, total, LAYOUT: gl.constexpr):
+    at = slot * 8
+    v0 = ring.index(at).load(LAYOUT)
+    s0 = ring.index(at + 1).load(LAYOUT)
+    v1 = ring.index(at + 2).load(LAYOUT)
+    s1 = ring.index(at + 3).load(LAYOUT)
+    v2 = ring.index(at + 4).load(LAYOUT)
+    s2 = ring.index(at + 5).load(LAYOUT)
+    v3 = ring.index(at + 6).load(LAYOUT)
+    s3 = ring.index(at + 7).load(LAYOUT)
+    return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, LEAST, True)
 
 
 @gluon.jit
-def fold_leaf(
-    ring, leaf: gl.constexpr, pages, part, in_page, below, state_page_stride, state_row_stride, top, weight,
-    total, STAGES: gl.constexpr, LAYOUT: gl.constexpr, WHOLE: gl.constexpr,
+def stream_whole(
+    ring, lane, table, pages, state_page_stride, state_row_stride, RATIO: gl.constexpr, STAGES: gl.constexpr,
+    LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    r0 = part_row(pages, leaf * 4, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
-    r1 = part_row(pages, leaf * 4 + 1, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
-    r2 = part_row(pages, leaf * 4 + 2, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
-    r3 = part_row(pages, leaf * 4 + 3, part, in_page, below, state_page_stride, state_row_stride, WHOLE)
-    v0, s0 = read_row(ring, leaf, 0, r0, STAGES, LAYOUT, WHOLE)
-    v1, s1 = read_row(ring, leaf, 1, r1, STAGES, LAYOUT, WHOLE)
-    v2, s2 = read_row(ring, leaf, 2, r2, STAGES, LAYOUT, WHOLE)
-    v3, s3 = read_row(ring, leaf, 3, r3, STAGES, LAYOUT, WHOLE)
-    if WHOLE:
-        floor = LEAST
-    else:
-        floor = leaf_floor(r0, r1, r2, r3)[None, :, None]
-    return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, WHOLE)
+    """The parts' states of a window of whole pages: its leaves through the ring, STAGES under way at a time.
 
-
-@gluon.jit
-def stream_leaves(
-    ring, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
-    RATIO: gl.constexpr, STAGES: gl.constexpr, LAYOUT: gl.constexpr, WHOLE: gl.constexpr,
-):  # fmt: skip
-    """The window's leaves through the ring, STAGES under way at a time; returns the parts' states."""
+    table: where each part's page numbers begin. A loop, because unrolled the code is longer than what a
+    multiprocessor keeps of it, and runs only once.
+    """
     LEAVES: gl.constexpr = RATIO // PARTS // 4
-    for leaf in gl.static_range(min(STAGES, LEAVES)):
-        copy_leaf(
-            ring, leaf, lane, pages, part, in_page, below, state_page_stride, state_row_stride,
-            STAGES, WHOLE,
-        )  # fmt: skip
+    DEEP: gl.constexpr = min(STAGES, LEAVES)
+    for leaf in gl.static_range(DEEP):
+        copy_leaf(ring, leaf, lane, pages[leaf >> 1], (leaf & 1) * 4, state_page_stride, state_row_stride)
     top = gl.full([TILES, PARTS, WIDTH], float("-inf"), gl.float32, LAYOUT)
     weight = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
     total = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
-    for leaf in gl.static_range(LEAVES):
-        async_copy.wait_group(min(STAGES, LEAVES - leaf) - 1)
-        top, weight, total = fold_leaf(
-            ring, leaf, pages, part, in_page, below, state_page_stride, state_row_stride, top, weight, total,
-            STAGES, LAYOUT, WHOLE,
+    if LEAVES > DEEP:
+        coming = pages[DEEP >> 1]
+        for leaf in range(LEAVES - DEEP):
+            after = gl.load(table + (min(leaf + DEEP + 1, LEAVES - 1) >> 1))
+            async_copy.wait_group(DEEP - 1)
+            slot = leaf % DEEP
+            top, weight, total = fold_slot(ring, slot, top, weight, total, LAYOUT)
+            copy_leaf(ring, slot, lane, coming, ((leaf + DEEP) & 1) * 4, state_page_stride, state_row_stride)
+            coming = after
+    for leaf in gl.static_range(DEEP):
+        async_copy.wait_group(DEEP - 1 - leaf)
+        top, weight, total = fold_slot(ring, (LEAVES - DEEP + leaf) % DEEP, top, weight, total, LAYOUT)
+    return top, weight, total
+
+
+@gluon.jit
+def stream_any(
+    lane, part, table_row, column, in_page, below, num_blocks, state_page_stride, state_row_stride,
+    block_size, blocks_per_req, RATIO: gl.constexpr, BLOCK_SIZE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The same of a window that begins within a page or lacks rows."""
+    top = gl.full([TILES, PARTS, WIDTH], float("-inf"), gl.float32, LAYOUT)
+    weight = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
+    total = gl.full([TILES, PARTS, WIDTH], 0.0, gl.float32, LAYOUT)
+    for leaf in range(RATIO // PARTS // 4):
+        r0, r1, r2, r3 = leaf_offsets(
+            part + leaf * 4, table_row, column, in_page, below, num_blocks, state_page_stride,
+            state_row_stride, block_size, blocks_per_req, BLOCK_SIZE,
         )  # fmt: skip
-        if leaf + STAGES < LEAVES:
-            copy_leaf(
-                ring, leaf + STAGES, lane, pages, part, in_page, below, state_page_stride,
-                state_row_stride, STAGES, WHOLE,
-            )  # fmt: skip
+        v0, s0 = load_row(lane, r0[None, :, None], BLOCK_SIZE)
+        v1, s1 = load_row(lane, r1[None, :, None], BLOCK_SIZE)
+        v2, s2 = load_row(lane, r2[None, :, None], BLOCK_SIZE)
+        v3, s3 = load_row(lane, r3[None, :, None], BLOCK_SIZE)
+        floor = leaf_floor(r0, r1, r2, r3)[None, :, None]
+        top, weight, total = fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, floor, False)
     return top, weight, total
 
 
 @gluon.jit
 def stream_window(
     state_cache, request, position, block_table, block_table_stride, blocks_per_req, num_blocks,
-    state_page_stride, state_row_stride, RATIO: gl.constexpr, STAGES: gl.constexpr,
-    LAYOUT: gl.constexpr, SHARED: gl.constexpr,
+    state_page_stride, state_row_stride, block_size, RATIO: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    STAGES: gl.constexpr, LAYOUT: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """The parts' states [TILES, PARTS, WIDTH] of the window that ends at `position`."""
     tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
@@ -177,23 +164,26 @@ def stream_window(
     lane = state_cache + (tile[:, None, None] * WIDTH + inner[None, None, :])
     part = gl.arange(0, PARTS, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))) * (RATIO // PARTS)
     first = position - (RATIO - 1)
+    column = first >> 3
     in_page = (first & 7).to(gl.int32)
     table_row = block_table + request * block_table_stride
-    pages = load_pages(part, table_row, first >> 3, blocks_per_req, num_blocks, RATIO)
+    pages = load_pages(part, table_row, column, blocks_per_req, num_blocks, RATIO)
     least = part * 0
     for page in gl.static_range(RATIO // PARTS // 8):
         least = least | pages[page]
-    ring = gl.allocate_shared_memory(gl.float32, [STAGES * 8, TILES, PARTS, WIDTH], SHARED)
     # The window of a true boundary token begins with a page and has all its rows: no masks then.
     if (in_page == 0) & (first >= 0) & (gl.min(least, axis=0) >= 0):
-        top, weight, total = stream_leaves(
-            ring, lane, pages, part, in_page, -first, state_page_stride,
-            state_row_stride, RATIO, STAGES, LAYOUT, True,
+        ring = gl.allocate_shared_memory(
+            gl.float32, [min(STAGES, RATIO // PARTS // 4) * 8, TILES, PARTS, WIDTH], SHARED
+        )
+        top, weight, total = stream_whole(
+            ring, lane, table_row + (column + (part >> 3)), pages, state_page_stride, state_row_stride,
+            RATIO, STAGES, LAYOUT,
         )  # fmt: skip
     else:
-        top, weight, total = stream_leaves(
-            ring, lane, pages, part, in_page, -first, state_page_stride,
-            state_row_stride, RATIO, STAGES, LAYOUT, False,
+        top, weight, total = stream_any(
+            lane, part, table_row, column, in_page, -first, num_blocks, state_page_stride, state_row_stride,
+            block_size, blocks_per_req, RATIO, BLOCK_SIZE, LAYOUT,
         )  # fmt: skip
     return top, weight, total
 
@@ -238,7 +228,7 @@ def compress_cluster(
         cos, sin = load_rotation(cos_sin_cache, cos_sin_stride, rotary, dim)
         top, weight, total = stream_window(
             state_cache, request, position, block_table, block_table_stride, blocks_per_req, num_blocks,
-            state_page_stride, state_row_stride, RATIO, NUM_STAGES, LAYOUT, SHARED,
+            state_page_stride, state_row_stride, block_size, RATIO, BLOCK_SIZE, NUM_STAGES, LAYOUT, SHARED,
         )  # fmt: skip
         top, weight, total = merge_neighbours(top, weight, total, 8)
         top, weight, total = merge_neighbours(top, weight, total, 4)

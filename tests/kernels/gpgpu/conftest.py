@@ -103,7 +103,9 @@ def shipped() -> Plan:
     names = [TargetName(*name) for name in GPGPU_TARGETS]
     facts = planning.Facts(
         tables={name: tuning.load(name.vendor, name.arch) for name in names},
-        versions=dict.fromkeys(targets.names(), versions),
+        versions={
+            vendor: dict.fromkeys(targets.load(vendor).TOOLS, "1") | versions for vendor in targets.names()
+        },
         commands={},
         zig="0.17",
         cpu_sources=(),
