@@ -57,16 +57,18 @@ def rounding_noise(ratio: int) -> Inputs:
     return x
 
 
-@pytest.mark.parametrize("by", (0, 3))
+@pytest.mark.parametrize("by", (0, 1, 5))
 def test_every_route_adds_in_the_same_order(interpreter: Any, by: int) -> None:
     x = shifted(rounding_noise(128), by)
-    found = {layout: interpreter.run(x, layout).bytes for layout in interpreter.layouts(x)}
-    assert len(found) == 3 and len(set(found.values())) == 1
+    found = {layout: interpreter.run(x, layout) for layout in interpreter.layouts(x)}
+    assert len(found) == 3 and len({each.bytes for each in found.values()}) == 1
+    # The sums themselves, before anything is rounded away.
+    assert len({each.memory["compressed"].numpy().tobytes() for each in found.values()}) == 1
     other = x.with_(positions=x.positions - 1)
-    assert interpreter.run(other, "general").bytes != found["general"]
+    assert interpreter.run(other, "general").bytes != found["general"].bytes
 
 
-@pytest.mark.parametrize("by", (1, 4, 7))
+@pytest.mark.parametrize("by", (4, 7))
 def test_windows_that_begin_inside_a_leaf(interpreter: Any, by: int) -> None:
     on_every_layout(interpreter, few(shifted(odd_case("shared_blocks", seed=by), by)))
 
@@ -128,10 +130,11 @@ def test_a_value_that_vanishes_below_zero_leaves_the_same_zero_on_every_route(in
     state[1:9, :, :512] = -1e-38
     state[9:, :, :512] = 0.0
     state[9:, :, 512:] += 80.0
+    x = few(x.with_(state_cache=state), 4)
     found = {
-        layout: interpreter.run(x.with_(state_cache=state), layout).bytes for layout in interpreter.layouts(x)
+        interpreter.run(x, layout).memory["compressed"].numpy().tobytes() for layout in interpreter.layouts(x)
     }
-    assert len(set(found.values())) == 1
+    assert len(found) == 1
 
 
 def test_what_the_tests_compare_can_differ(interpreter: Any) -> None:
