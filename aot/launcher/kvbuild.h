@@ -36,8 +36,8 @@ typedef struct kvb_blob {
 int kvb_open(int device_id, const void *manifest, size_t manifest_size, const kvb_blob *blobs,
              size_t num_blobs);
 
-/* Compresses into kv_cache, on `stream` (a CUstream or hipStream_t; NULL is the default stream; ignored by
- * a cpu launcher). Shapes and dtypes:
+/* Compresses into kv_cache, on `stream` (a CUstream, hipStream_t, aclrtStream or what else the driver has; NULL is
+ * the default stream; ignored by a cpu launcher). Shapes and dtypes:
  *   state_cache             [num_blocks, block_size, 1024]  float32
  *   token_to_req            [num_tokens]                    int32
  *   positions               [num_tokens]                    int64

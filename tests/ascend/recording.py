@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,8 @@ from typing import Any
 
 import harness
 from bench import ELF_MACHINE, HERE, Bench, Change, build, pipelines, stages_of
+
+from kvbuild.kernels.ascend.pipeline import Stage
 
 STANDIN = HERE.parent / "aot/standin"
 
@@ -72,3 +75,34 @@ def build_recording(folder: Path, cache: Path, change: Change = lambda target: N
     blobs = {name: harness.image(ELF_MACHINE, tag) for tag, name in enumerate(names)}
     entries = {name: "entry_" + name.replace("-", "_") for name in names}
     return Recording(build(folder, cache, chosen, blobs, entries, change), blobs)
+
+
+HIDDEN = "<QQQ"
+FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}
+
+
+def launches(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stages among the calls that ACL got, in order, those that failed left out."""
+    return [call for call in calls if call["call"] in ("launch", "aclnnIndexSelect") and "failed" not in call]
+
+
+def names(calls: list[dict[str, Any]], *wanted: str) -> list[str]:
+    """Which of the wanted functions were called with success, in order."""
+    return [call["call"] for call in calls if call["call"] in wanted and "failed" not in call]
+
+
+def unpacked(stage: Stage, block: bytes) -> tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]]:
+    """An argument block as hidden pointers, arguments by name, and the grid; read as the chip's compiler lays
+    it out, each value at a multiple of its size."""
+    at = struct.calcsize(HIDDEN)
+    values = {}
+    for argument in stage.arguments:
+        form = "Q" if argument.type.startswith("*") else FORMATS[argument.type]
+        size = struct.calcsize(form)
+        at = -(-at // size) * size
+        (values[argument.name],) = struct.unpack_from(f"<{form}", block, at)
+        at += size
+    at = -(-at // 4) * 4
+    grid = struct.unpack_from("<iii", block, at)
+    assert len(block) == -(-(at + 12) // 8) * 8
+    return struct.unpack_from(HIDDEN, block), values, grid
