@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import BundleError
 from .launchtable import (
@@ -27,8 +27,10 @@ from .launchtable import (
     launch_table_digest,
     table_digest,
 )
-from .staged import Staged, StagedVariant
 from .strictjson import JsonError, Node, canonical, field_names, parse, shown
+
+if TYPE_CHECKING:
+    from .staged import Staged, StagedVariant
 
 SCHEMA = 2
 OPERATOR = "c128_256_512_compress"
@@ -54,6 +56,13 @@ class Numerics:
 
     def to_json(self) -> dict[str, Any]:
         return {"fp_fusion": self.fp_fusion, "denormals": self.denormals}
+
+
+def _read_staged(at: Mapping[str, Node]) -> Staged:
+    # Few bundles have one, and every process would pay for the import.
+    from .staged import Staged
+
+    return Staged.read(at)
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,7 @@ class Target:
             launch_table=at["launch_table"].sha256(),
             kernels=() if is_staged else at["kernels"].each(Kernel.read),
             variants=() if is_staged else at["variants"].each(Variant.read),
-            staged=Staged.read(at) if is_staged else None,
+            staged=_read_staged(at) if is_staged else None,
         )
         target._check(at)
         return target
@@ -282,7 +291,6 @@ __all__ = [
     "KernelArg",
     "Manifest",
     "Numerics",
-    "Staged",
     "Target",
     "Tile",
     "Variant",

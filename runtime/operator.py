@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import direct
 from .arguments import explain, new_zeros
@@ -20,9 +20,11 @@ from .facts import Facts
 from .launcher import Launcher, load_launcher
 from .manifest import Target, Variant
 from .select import Choice, select
-from .staged import StagedVariant
 from .stream import teller
 from .vendors import torch_type
+
+if TYPE_CHECKING:
+    from .staged import StagedVariant
 
 
 def load(
