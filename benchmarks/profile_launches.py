@@ -4,8 +4,8 @@
     ncu --clock-control none -k regex:compress --launch-skip 4 --launch-count 1 --set full \\
         python3 benchmarks/profile_launches.py kvcompress.kvb decode-1-c512
 
-Each launch reads other windows, together more than any L2 holds. --variant pins one of the bundle's variants by
-its place in the manifest (`kvbuild inspect`). Exit 0; 2: the request was wrong.
+Each launch reads other windows, together more than any L2 holds. --variant pins one of the bundle's variants
+by its place in the manifest (`kvbuild inspect`). Exit 0; 2: the request was wrong.
 """
 
 from __future__ import annotations
