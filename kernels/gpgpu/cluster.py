@@ -13,6 +13,7 @@ from .finalize import TILES, WIDTH
 from .in_gluon import (
     finish,
     fold,
+    fold_leaf,
     leaf_floor,
     leaf_offsets,
     load_rotation,
@@ -22,7 +23,7 @@ from .in_gluon import (
     lookup,
     tile_sums,
 )
-from .scan import LEAST, LOG2E, ONCE, PARTS, SCORE_OFFSET
+from .scan import LOG2E, ONCE, PARTS, SCORE_OFFSET
 
 
 @gluon.constexpr_function
@@ -84,20 +85,6 @@ def copy_leaf(ring, slot, lane, page, row, state_page_stride, state_row_stride):
 
 
 @gluon.jit
-def fold_slot(ring, slot, top, weight, total, LAYOUT: gl.constexpr):
-    at = slot * 8
-    v0 = ring.index(at).load(LAYOUT)
-    s0 = ring.index(at + 1).load(LAYOUT)
-    v1 = ring.index(at + 2).load(LAYOUT)
-    s1 = ring.index(at + 3).load(LAYOUT)
-    v2 = ring.index(at + 4).load(LAYOUT)
-    s2 = ring.index(at + 5).load(LAYOUT)
-    v3 = ring.index(at + 6).load(LAYOUT)
-    s3 = ring.index(at + 7).load(LAYOUT)
-    return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, LEAST, True)
-
-
-@gluon.jit
 def stream_whole(
     ring, lane, table, pages, state_page_stride, state_row_stride, RATIO: gl.constexpr, STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
@@ -120,12 +107,12 @@ def stream_whole(
             after = gl.load(table + (min(leaf + DEEP + 1, LEAVES - 1) >> 1))
             async_copy.wait_group(DEEP - 1)
             slot = leaf % DEEP
-            top, weight, total = fold_slot(ring, slot, top, weight, total, LAYOUT)
+            top, weight, total = fold_leaf(ring, slot * 8, top, weight, total, LAYOUT)
             copy_leaf(ring, slot, lane, coming, ((leaf + DEEP) & 1) * 4, state_page_stride, state_row_stride)
             coming = after
     for leaf in gl.static_range(DEEP):
         async_copy.wait_group(DEEP - 1 - leaf)
-        top, weight, total = fold_slot(ring, (LEAVES - DEEP + leaf) % DEEP, top, weight, total, LAYOUT)
+        top, weight, total = fold_leaf(ring, (LEAVES - DEEP + leaf) % DEEP * 8, top, weight, total, LAYOUT)
     return top, weight, total
 
 

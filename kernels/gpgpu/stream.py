@@ -13,6 +13,7 @@ from .in_gluon import (
     end_part,
     finish,
     fold,
+    fold_leaf,
     leaf_floor,
     leaf_offsets,
     load_rotation,
@@ -21,7 +22,7 @@ from .in_gluon import (
     locate,
     tile_sums,
 )
-from .scan import LEAF, LEAST, ONCE, PARTS, SCORE_OFFSET
+from .scan import LEAF, ONCE, PARTS, SCORE_OFFSET
 
 
 @gluon.constexpr_function
@@ -43,19 +44,6 @@ def copy_page(ring, slot, lane, page, state_page_stride, state_row_stride, wante
         async_copy.async_load(ring.index(slot * 16 + 2 * row), value, mask=wanted, eviction_policy=ONCE)
         async_copy.async_load(ring.index(slot * 16 + 2 * row + 1), score, mask=wanted, eviction_policy=ONCE)
     async_copy.commit_group()
-
-
-@gluon.jit
-def fold_leaf(ring, at, top, weight, total, LAYOUT: gl.constexpr):
-    v0 = ring.index(at).load(LAYOUT)
-    s0 = ring.index(at + 1).load(LAYOUT)
-    v1 = ring.index(at + 2).load(LAYOUT)
-    s1 = ring.index(at + 3).load(LAYOUT)
-    v2 = ring.index(at + 4).load(LAYOUT)
-    s2 = ring.index(at + 5).load(LAYOUT)
-    v3 = ring.index(at + 6).load(LAYOUT)
-    s3 = ring.index(at + 7).load(LAYOUT)
-    return fold(top, weight, total, v0, v1, v2, v3, s0, s1, s2, s3, LEAST, True)
 
 
 @gluon.jit
