@@ -70,6 +70,9 @@ def check(compiled: Compiled) -> Artifact:
             raise ValueError(
                 f"wanted no {name.replace('_', ' ')}, found {facts[name]} bytes; launchers pass none"
             )
+    warps = targets.limits(unit.vendor, unit.arch).max_warps
+    if not 1 <= facts["num_warps"] <= warps:
+        raise ValueError(f"wanted 1 to {warps} warps a block, found {facts['num_warps']}")
     wanted_ctas = dict(unit.options)["num_ctas"]
     if facts["num_ctas"] != wanted_ctas:
         raise ValueError(f"wanted {wanted_ctas} blocks a cluster, found {facts['num_ctas']}")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from .toolchain import BOOTSTRAP, clean_environment, first_line
 UNIT_LIMIT_S = 900.0
 
 _MAX_ANSWER = 16 << 20
+_MAX_FACT = 2**31 - 1
+_ENTRY = re.compile(r"[A-Za-z0-9_.$]{1,256}")
 _FACTS: Mapping[str, type] = {
     "entry": str, "shared": int, "num_warps": int, "num_ctas": int,
     "global_scratch": int, "profile_scratch": int,
@@ -58,8 +61,13 @@ def checked_answer(answer: object) -> dict[str, Any]:
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
         raise ValueError("wanted an object with ok true or false")
     for name, kind in (_FACTS if answer["ok"] else {"error": str}).items():
-        if type(answer.get(name)) is not kind:
-            raise ValueError(f"wanted {name} of type {kind.__name__}, found {answer.get(name)!r}")
+        found = answer.get(name)
+        if type(found) is not kind:
+            raise ValueError(f"wanted {name} of type {kind.__name__}, found {found!r}")
+        if isinstance(found, int) and not 0 <= found <= _MAX_FACT:
+            raise ValueError(f"wanted {name} from 0 to {_MAX_FACT}, found {found}")
+    if answer["ok"] and not _ENTRY.fullmatch(answer["entry"]):
+        raise ValueError(f"wanted an entry's name, found {answer['entry'][:80]!r}")
     return answer
 
 
@@ -111,7 +119,11 @@ class _Worker:
         finally:
             late.cancel()
         try:
-            return with_binary(checked_answer(json.loads(answer)))
+            found = checked_answer(json.loads(answer))
+            if found.get("id") != request["id"]:
+                # A line too many, and every later answer would be taken for another unit's.
+                raise ValueError("it is to another request")
+            return with_binary(found)
         except (ValueError, RecursionError) as error:
             if answer:
                 self.kill()

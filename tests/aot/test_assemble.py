@@ -39,6 +39,8 @@ def altered(compiled: Compiled, **facts: object) -> Compiled:
     [
         ({"global_scratch": 128}, "wanted no global scratch, found 128 bytes"),
         ({"profile_scratch": 1}, "wanted no profile scratch, found 1 bytes"),
+        ({"num_warps": 0}, "wanted 1 to 32 warps a block, found 0"),
+        ({"num_warps": 33}, "wanted 1 to 32 warps a block, found 33"),
         ({"num_ctas": 2}, "wanted 1 blocks a cluster, found 2"),
         ({"entry": "other"}, "other"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbuild.aot import toolchain
-from kvbuild.aot.pool import Compiled, Failed, Pool
+from kvbuild.aot.pool import Compiled, Failed, Pool, checked_answer
 
 
 def pid_source(tiny: Any, name: str, pid_file: Path, then: str) -> str:
@@ -117,7 +117,7 @@ def test_workers_do_not_take_the_terminals_interrupt(tiny: Any, tmp_path: Path) 
     [
         b"5", b"null", b"[]", b"{}", b'[["ok", true]]', b'{"ok": 1}', b'{"ok": true}', b'{"ok": false}',
         b"\xff", b"[" * 5000, b'{"ok": true, "entry": "x", "shared": "y"}', b"hello",
-        b'{"ok": false, "error": 5}',
+        b'{"ok": false, "error": 5}', b'{"id": "another", "ok": false, "error": "words"}',
     ],
 )  # fmt: skip
 def test_an_interpreter_that_answers_nonsense_fails_its_unit(tiny: Any, answer: bytes) -> None:
@@ -170,17 +170,37 @@ def test_a_command_prefix_needs_no_file_of_the_builders(
     assert outcome.data == here.data
 
 
+FACTS = {"entry": "x", "shared": 0, "num_warps": 4, "num_ctas": 1, "global_scratch": 0, "profile_scratch": 0}
+
+
+def test_an_answer_to_another_request_is_never_taken(tiny: Any) -> None:
+    """An interpreter that says everything twice: the second unit must not get the first one's binary."""
+    code = (
+        "import json, sys\ninput()\nfor line in sys.stdin:\n"
+        f"    facts = {FACTS!r}\n"
+        f"    text = json.dumps({{**facts, 'id': json.loads(line)['id'], 'ok': True, 'binary': 'eHh4'}})\n"
+        "    print(text + chr(10) + text, flush=True)"
+    )
+    pool = Pool({"nvidia": (sys.executable, "-c", code)}, tiny.sources, 1, os.environ)
+    first, second, third = pool.run([tiny.unit(f"nvidia:sm_8{minor}") for minor in (0, 6, 9)])
+    assert isinstance(first, Compiled) and isinstance(third, Compiled)
+    assert isinstance(second, Failed) and "to another request" in second.error
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shared": -1}, {"num_warps": 2**31}, {"global_scratch": -8}, {"entry": ""}, {"entry": 'a"; b'},
+     {"entry": "\0"}, {"entry": "x" * 300}],
+)  # fmt: skip
+def test_facts_that_no_launcher_can_hold_are_no_answer(wrong: dict[str, Any]) -> None:
+    assert checked_answer({"ok": True, **FACTS})
+    with pytest.raises(ValueError, match=f"wanted .*{next(iter(wrong)).partition('_')[0]}"):
+        checked_answer({"ok": True, **FACTS, **wrong})
+
+
 @pytest.mark.parametrize("binary", ["", None, "no base64!", "AAA"])
 def test_an_answer_without_a_binary_fails_its_unit(tiny: Any, binary: str | None) -> None:
-    facts = {
-        "entry": "x",
-        "shared": 0,
-        "num_warps": 4,
-        "num_ctas": 1,
-        "global_scratch": 0,
-        "profile_scratch": 0,
-    }
-    text = json.dumps({"ok": True, **facts, "binary": binary})
+    text = json.dumps({"ok": True, **FACTS, "binary": binary})
     code = f"input(); input(); print({text!r})"
     (outcome,) = Pool({"nvidia": (sys.executable, "-c", code)}, tiny.sources, 1, os.environ).run(
         [tiny.unit()]
