@@ -7,6 +7,7 @@ and is used by an interpreter that sees that folder and its standard library, no
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from .errors import BuildError, RequestError, ToolchainError
 MARKER = "toolchain.json"
 _FORMAT = 1
 _CHUNK = 1 << 20
+_WORK, _PACKAGES = ".tmp-", "packages"
 INSTALL_LIMIT_S = 3600.0
 
 Run = Callable[[Sequence[str], Path], "subprocess.CompletedProcess[str]"]
@@ -106,15 +109,24 @@ def vendors() -> tuple[str, ...]:
 
 
 def root(environ: Mapping[str, str]) -> Path:
-    """KVBUILD_TOOLCHAINS, else a folder beside the finished units. RequestError where none is known."""
+    """KVBUILD_TOOLCHAINS, else a folder beside the finished units. RequestError where none is known, or
+    where no interpreter could be told of it."""
     if environ.get("KVBUILD_TOOLCHAINS"):
-        return Path(environ["KVBUILD_TOOLCHAINS"])
-    try:
-        return default_folder(environ) / "toolchains"
-    except RequestError:
+        folder = Path(environ["KVBUILD_TOOLCHAINS"])
+    else:
+        try:
+            folder = default_folder(environ) / "toolchains"
+        except RequestError:
+            raise RequestError(
+                "no folder for toolchains: HOME is not set; set KVBUILD_TOOLCHAINS to a folder"
+            ) from None
+    if os.pathsep in str(folder.absolute()):
+        # PYTHONPATH would take it for two.
         raise RequestError(
-            "no folder for toolchains: HOME is not set; set KVBUILD_TOOLCHAINS to a folder"
-        ) from None
+            f"{folder.absolute()}: wanted a folder for toolchains without {os.pathsep!r} in its path, found "
+            "one; set KVBUILD_TOOLCHAINS to another folder"
+        )
+    return folder
 
 
 def find(vendor: str, environ: Mapping[str, str]) -> Installed | None:
@@ -126,7 +138,7 @@ def find(vendor: str, environ: Mapping[str, str]) -> Installed | None:
         folder = root(environ).absolute() / f"{vendor}-{recipe.digest()}"
     except RequestError:
         return None
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return None
     fault, python = _inspect(folder, recipe)
     if fault:
@@ -211,55 +223,77 @@ def install(
 ) -> Installed:
     """The vendor's toolchain, installed where it is not there or damaged. say: told what is being done.
 
-    RequestError: kvbuild installs none for that vendor, or the folder cannot be written. ToolchainError: no
-    CPython of the version that its packages are built for, or no pip. BuildError: pip refused, in its words.
+    RequestError: kvbuild installs none for that vendor, the folder cannot be written, or what is there is for
+    another interpreter than `python`. ToolchainError: no CPython of the version that its packages are built
+    for, or no pip. BuildError: pip refused, in its words, or the disk is full.
     """
     recipe = recipe_of(vendor)
     if recipe is None:
         raise RequestError(
             f"toolchain {vendor!r}: kvbuild installs none for it; wanted one of {', '.join(vendors())}"
         )
+    parent = root(environ).absolute()
     try:
         found = find(vendor, environ)
-        if found is not None:
-            return found
     except ToolchainError as error:
+        found = None
         say(str(error))
+    if found is not None and python is None:
+        return found
     interpreter = _interpreter(recipe, python, environ, runner)
-    parent = root(environ).absolute()
+    # What a virtual environment's name leads to can change, and the folder is for this version alone.
+    real = os.path.realpath(interpreter)
+    if found is not None:
+        if found.python == real:
+            return found
+        raise RequestError(
+            f"{vendor}: wanted a toolchain for {real}, found one for {found.python} in {found.folder}; "
+            "remove that folder first"
+        )
     folder = parent / f"{vendor}-{recipe.digest()}"
-    temporary = parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    work = parent / f"{_WORK}{os.getpid()}-{secrets.token_hex(8)}"
     try:
-        temporary.mkdir(parents=True)
+        parent.mkdir(parents=True, exist_ok=True)
+        _tidy(parent)
+        work.mkdir()
         packages = ", ".join(f"{each.name} {each.version}" for each in recipe.packages)
         say(f"installing {packages} (downloads {recipe.size}) into {folder}")
-        _fill(temporary, recipe, interpreter, runner)
-        _publish(temporary, folder, recipe)
+        _fill(work, recipe, interpreter, real, runner)
+        _publish(work, folder, recipe)
     except OSError as error:
-        raise RequestError(
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise (BuildError if full else RequestError)(
             f"{parent}: wanted a folder for toolchains that can be written, found: "
-            f"{error.strerror or error}; set KVBUILD_TOOLCHAINS to another folder"
+            f"{error.strerror or error}; {'make room, or ' * full}set KVBUILD_TOOLCHAINS to another folder"
         ) from None
     except subprocess.TimeoutExpired:
         raise BuildError(f"pip did not end within {INSTALL_LIMIT_S:.0f} s; nothing was installed") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return Installed(vendor, folder, interpreter, fresh=True)
+        shutil.rmtree(work, ignore_errors=True)
+    return Installed(vendor, folder, real, fresh=True)
 
 
-def _fill(folder: Path, recipe: Recipe, python: str, runner: Run) -> None:
-    """Installs the packages into an empty folder, and last of all the marker that calls it whole."""
-    requirements = folder.with_name(folder.name + ".txt")
+def _tidy(parent: Path) -> None:
+    """Removes what installations left that were killed: none takes as long as these are old."""
+    for left in parent.glob(f"{_WORK}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime > 2 * INSTALL_LIMIT_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _fill(work: Path, recipe: Recipe, python: str, real: str, runner: Run) -> None:
+    """Installs the packages into a folder of `work`, and last of all the marker that calls it whole."""
+    folder, downloads, requirements = work / _PACKAGES, work / "tmp", work / "requirements.txt"
+    folder.mkdir()
+    downloads.mkdir()
     requirements.write_text(recipe.requirements())
     options = (
         "install", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-compile", "--quiet",
         "--only-binary=:all:", "--require-hashes", "--requirement", str(requirements),
         "--target", str(folder),
     )  # fmt: skip
-    try:
-        done = runner((*_pip(python, folder, runner), *options), folder)
-    finally:
-        requirements.unlink(missing_ok=True)
+    # What pip downloads is gone with the rest, however pip ends.
+    done = runner(("env", f"TMPDIR={downloads}", *_pip(python, folder, runner), *options), folder)
     if done.returncode:
         raise BuildError(f"pip could not install the packages; it said:\n{done.stdout.strip()[-2000:]}")
     missing = [name for name in recipe.key_files if not (folder / name).is_file()]
@@ -267,7 +301,7 @@ def _fill(folder: Path, recipe: Recipe, python: str, runner: Run) -> None:
         raise BuildError(f"the packages lack {', '.join(missing)}; nothing was installed")
     marker = {
         "format": _FORMAT,
-        "python": python,
+        "python": real,
         "sizes": _sizes(folder),
         "sha256": {name: _sha256(folder / name) for name in recipe.key_files},
     }
@@ -279,16 +313,14 @@ def _fill(folder: Path, recipe: Recipe, python: str, runner: Run) -> None:
         os.fsync(file.fileno())
 
 
-def _publish(temporary: Path, folder: Path, recipe: Recipe) -> None:
-    """Gives a filled folder its name, in place of a damaged one, not of what another process just made."""
-    if folder.exists():
+def _publish(work: Path, folder: Path, recipe: Recipe) -> None:
+    """Gives the filled folder its name, in place of a damaged one, not of what another process just made."""
+    if os.path.lexists(folder):
         if not _inspect(folder, recipe)[0]:
             return
-        old = temporary.with_name(temporary.name + "-old")
-        folder.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(work / "damaged")
     try:
-        temporary.rename(folder)
+        (work / _PACKAGES).rename(folder)
     except OSError:
         if _inspect(folder, recipe)[0]:
             raise
@@ -314,6 +346,7 @@ def _interpreter(recipe: Recipe, named: str | None, environ: Mapping[str, str], 
     found = []
     for candidate in candidates:
         path = shutil.which(candidate, path=environ.get("PATH"))
+        path = path and os.path.abspath(path)
         version = _python_version(path, runner) if path else "nothing there"
         if path and version == f"cpython {recipe.version} {platform.machine()}":
             return path

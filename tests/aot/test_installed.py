@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,98 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, environ: dict[
     with pytest.raises(RequestError, match="HOME is not set; set KVBUILD_TOOLCHAINS"):
         installed.root({})
     assert installed.find("ascend", {}) is None
+
+
+def test_a_full_disk_is_no_wrong_request(environ: dict[str, str]) -> None:
+    class Full(Pip):
+        def __call__(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+            if "install" in command:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().__call__(command, folder)
+
+    with pytest.raises(BuildError, match="found: No space left on device; make room, or set KVBUILD_TOOL"):
+        install(environ, Full())
+    assert left(environ) == []
+
+
+def test_a_path_that_python_would_cut_in_two_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    apart = {**environ, "KVBUILD_TOOLCHAINS": str(tmp_path / "a:b")}
+    pip = Pip()
+    with pytest.raises(RequestError, match="a:b: wanted a folder for toolchains without ':' in its path"):
+        install(apart, pip)
+    assert pip.commands == [] and installed.find("ascend", apart) is None
+
+
+def test_the_interpreter_is_kept_by_the_name_that_bears_its_version(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    pip = Pip()
+    found = install(environ, pip, python="./python")
+    assert found.python == os.path.realpath(sys.executable)
+    assert pip.commands[0][0] == str(link)  # pip is the named one's
+    link.unlink()
+    assert installed.find("ascend", environ) is not None
+
+
+def test_another_interpreter_than_the_installed_ones_is_said(environ: dict[str, str], tmp_path: Path) -> None:
+    install(environ)
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    assert not install(environ, python=sys.executable).fresh
+    with pytest.raises(RequestError, match=f"wanted a toolchain for {other}, found one for .*; remove that"):
+        install(environ, python=str(other))
+    with pytest.raises(ToolchainError, match=r"found /no/such \(nothing there\)"):
+        install(environ, python="/no/such")
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "loop"])
+def test_what_is_no_folder_at_its_place_is_replaced(
+    environ: dict[str, str], kind: str, tmp_path: Path
+) -> None:
+    folder = install(environ).folder
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    if kind == "file":
+        folder.write_text("")
+    else:
+        (moved / installed.MARKER).unlink()
+        folder.symlink_to(moved if kind == "link" else folder)
+    with pytest.raises(ToolchainError, match="is damaged and is not used"):
+        installed.find("ascend", environ)
+    assert install(environ).fresh
+    assert left(environ) == [folder.name] and not folder.is_symlink()
+    assert (moved / "triton/other.py").is_file()
+
+
+def test_what_a_killed_installation_left_goes_with_a_later_one(environ: dict[str, str]) -> None:
+    parent = Path(environ["KVBUILD_TOOLCHAINS"])
+    for name, age in ((".tmp-1-old", 3 * installed.INSTALL_LIMIT_S), (".tmp-2-new", 60)):
+        (parent / name / "packages").mkdir(parents=True)
+        os.utime(parent / name, (time.time() - age,) * 2)
+    folder = install(environ).folder
+    assert left(environ) == [".tmp-2-new", folder.name]
+
+
+def test_what_pip_downloads_lies_in_the_folder_that_goes(environ: dict[str, str]) -> None:
+    pip = Pip()
+    install(environ, pip)
+    (place,) = [word for word in pip.commands[-1] if word.startswith("TMPDIR=")]
+    assert Path(place.partition("=")[2]).parent.parent == Path(environ["KVBUILD_TOOLCHAINS"])
+
+
+def test_a_whole_toolchain_whose_programs_may_not_run_has_a_remedy(environ: dict[str, str]) -> None:
+    folder = install(environ).folder
+
+    def runs(*_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, '{"python": "3.11.2", "triton": "3.2.0"}', "")
+
+    (missing,) = toolchain.probe("ascend", {}, environ, runs).missing
+    assert str(folder) in missing and "allow programs to run there, or set KVBUILD_TOOLCHAINS" in missing
+    assert "name another interpreter" not in missing
 
 
 def test_a_vendor_without_a_recipe_is_refused(environ: dict[str, str]) -> None:
