@@ -34,7 +34,7 @@ _DROPPED = ("DISABLE_PTXAS_OPT", "USE_IR_LOC")
 
 PROBE_LIMIT_S = 60.0
 _MAX_SAID = 1 << 20
-_VERSION = re.compile(r"[0-9]{1,6}(\.[A-Za-z0-9_.+-]{0,63})?|present")
+_VERSION = re.compile(r"[0-9]{1,6}(\.[A-Za-z0-9_.+-]{0,63})?")
 
 Run = Callable[[Sequence[str], Mapping[str, str], str], "subprocess.CompletedProcess[str]"]
 
@@ -66,7 +66,11 @@ def first_line() -> str:
 
 
 def run(
-    command: Sequence[str], environ: Mapping[str, str], text: str = "", limit_s: float = PROBE_LIMIT_S
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    text: str = "",
+    limit_s: float = PROBE_LIMIT_S,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command on `text` to its end, keeps the first MiB of what it prints, ends all that it started.
 
@@ -74,6 +78,7 @@ def run(
     """
     process = subprocess.Popen(
         command,
+        cwd=folder,
         env=dict(environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -194,10 +199,14 @@ def probe(
         missing = _missing(vendor, wanted, found, f"in {command[0]}", _remedy(vendor))
         return Toolchain(vendor, command, found, missing)
     remedy = f"install {module.SDK or 'Triton'} there, or name another interpreter in {origin}"
+    if Path(origin).is_absolute():  # our own, whole: something on this host keeps it from running
+        again = installed.install_command(vendor)
+        remedy = f"allow programs to run there, or set KVBUILD_TOOLCHAINS to another folder and: {again}"
     where = f"by {shlex.join(command)} ({origin})"
     if not command or not shutil.which(command[0], path=environ.get("PATH")):
         word = command[0] if command else "nothing"
-        text = f"{vendor}: wanted a Python interpreter in {origin}, found {word}, which is not there"
+        state = "which is no program" if command and os.path.exists(command[0]) else "which is not there"
+        text = f"{vendor}: wanted a Python interpreter in {origin}, found {word}, {state}"
         return Toolchain(vendor, command, {}, (f"{text}; name one that runs",), origin)
     try:
         text = first_line() + json.dumps(tools_of(vendor)) + "\n"
@@ -205,9 +214,11 @@ def probe(
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         text = f"{vendor}: cannot be probed {where}: {error}; {remedy}"
         return Toolchain(vendor, command, {}, (text,), origin)
-    versions = _versions(done.stdout)
+    unasked = [name for name, tool in module.LOOKUP.items() if not tool.arguments]
+    versions = _versions(done.stdout, unasked)
     if versions is None:
-        said = (done.stderr or done.stdout).strip()[-400:] or f"nothing, exit {done.returncode}"
+        words = " ".join((done.stderr or done.stdout).split())[-400:].strip()
+        said = words or f"nothing, exit {done.returncode}"
         text = f"{vendor}: wanted tool versions {where}, found: {said}; {remedy}"
         return Toolchain(vendor, command, {}, (text,), origin)
     return Toolchain(vendor, command, versions, _missing(vendor, wanted, versions, where, remedy), origin)
@@ -229,16 +240,23 @@ def _remedy(vendor: str) -> str:
     )
 
 
-def _versions(text: str) -> dict[str, str] | None:
-    """Versions by tool, as `worker.py --probe` prints them; None for whatever else a command may print."""
+def _versions(text: str, unasked: Sequence[str]) -> dict[str, str] | None:
+    """Versions by tool, as `worker.py --probe` prints them; None for whatever else a command may print.
+
+    unasked: the tools of which it says no more than that they are present.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None
-    right = all(isinstance(version, str) and _VERSION.fullmatch(version) for version in found.values())
-    return found if right else None
+    for name, version in found.items():
+        if not isinstance(version, str):
+            return None
+        if not (_VERSION.fullmatch(version) or (name in unasked and version == "present")):
+            return None
+    return found
 
 
 def _missing(

@@ -26,14 +26,17 @@ if __name__ == "__main__" and sys.path[:1] == [""]:
     del sys.path[0]
 
 import base64
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import json
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from typing import IO, Any, Dict, List, Optional, Tuple
 
@@ -45,6 +48,7 @@ FIXED_ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "
 
 
 TOOL_LIMIT_S = 20
+TOOL_WORDS = 1 << 16
 
 
 def probe(tools: Dict[str, Any]) -> Dict[str, str]:
@@ -98,19 +102,36 @@ def tool_version(path: Optional[str], tool: Dict[str, Any]) -> Optional[str]:
         return None
     if not tool["arguments"]:
         return "present"
+    match = re.search(tool["pattern"], said_by([path, *tool["arguments"]]))
+    return match.group(1) if match else None
+
+
+def said_by(command: List[str]) -> str:
+    """The first that a tool prints; all that it started is ended after TOOL_LIMIT_S, or once it has ended."""
     try:
-        done = subprocess.run(
-            [path, *tool["arguments"]],
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=TOOL_LIMIT_S,
-            check=False,
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(tool["pattern"], done.stdout.decode("utf-8", "replace"))
-    return match.group(1) if match else None
+    except (OSError, ValueError):
+        return ""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    late = threading.Timer(TOOL_LIMIT_S, end)
+    late.start()
+    try:
+        with process.stdout as stream:  # type: ignore[union-attr]
+            return stream.read(TOOL_WORDS).decode("utf-8", "replace")
+    finally:
+        late.cancel()
+        end()
+        process.wait()
 
 
 class Sources:

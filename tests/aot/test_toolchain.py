@@ -78,7 +78,8 @@ def test_the_versions_found_are_kept() -> None:
 NO_VERSIONS = (
     "5", "null", "[]", '"triton ptxas"', '[["triton", "3"]]', "[" * 5000, '{"triton": 5, "ptxas": "12"}',
     '{"triton": "3.9", "ptxas": "new"}', '{"triton": "3.9", "ptxas": ""}',
-    '{"triton": "3.9", "ptxas": "12x.9"}',
+    '{"triton": "3.9", "ptxas": "12x.9"}', '{"triton": "present", "ptxas": "12.9"}',
+    '{"triton": "3.9", "ptxas": "present"}',
 )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ NO_VERSIONS = (
     ("named", "runner", "text"),
     [
         ("/no/such/python", never, "found /no/such/python, which is not there; name one that runs"),
+        ("/dev/null", never, "found /dev/null, which is no program; name one that runs"),
         ("'", never, 'toolchains.nvidia.python: "\'" is not a command'),
         (
             "sh",
@@ -143,9 +145,9 @@ def test_variables_that_could_change_a_binary_do_not_reach_the_compiler() -> Non
     ("script", "text"),
     [
         ("printf '\\377\\376'", "wanted tool versions"),
-        ("yes", "y\ny"),
-        ("yes >&2", "y\ny"),
-        ("exec yes", "y\ny"),
+        ("yes", "found: y y"),
+        ("yes >&2", "found: y y"),
+        ("exec yes", "found: y y"),
         ("kill -9 $$", "found: nothing, exit -9"),
         ("sleep 1000 & exit 7", "found: nothing, exit 7"),
     ],

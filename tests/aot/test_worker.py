@@ -48,6 +48,27 @@ def ask(tiny: Any, folder: Path, *units: Unit, environ: Mapping[str, str] | None
     return Answers(folder, [request_for(unit, tiny.sources) for unit in units], environ or {})
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("yes version 1.2", "1.2"), ("echo version 1.2; exit 5", "1.2"), ("sleep 1000", None), ("yes", None),
+        ("echo version 1.2; sleep 1000 & echo $! > $0.pid; exit", "1.2"), ("kill -9 $$", None),
+    ],
+)  # fmt: skip
+def test_a_tool_that_floods_hangs_or_leaves_children_is_asked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str | None
+) -> None:
+    monkeypatch.setattr(worker, "TOOL_LIMIT_S", 1)
+    tool = tmp_path / "tool"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    asked = {"paths": [str(tool)], "arguments": ["--version"], "pattern": r"version ([0-9.]+)"}
+    assert worker.tool_version(str(tool), asked) == found
+    if (tmp_path / "tool.pid").exists():
+        state = Path(f"/proc/{(tmp_path / 'tool.pid').read_text().strip()}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_it_stands_alone_and_runs_under_python_3_8() -> None:
     tree = ast.parse(toolchain.WORKER.read_text(), feature_version=(3, 8))
     imported = {
