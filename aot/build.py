@@ -123,6 +123,7 @@ def prepare(
             cpu_sources=sorted(f"cpu/{path.name}" for path in host_kernel),
             read=read_source,
             recipe=hashlib.sha256(toolchain.WORKER.read_bytes()).hexdigest(),
+            trees={vendor: each.tree for vendor, each in found.items() if each.tree},
         ),
         tune_space=tune_space,
     )

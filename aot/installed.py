@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import targets
+from . import targets, tree
 from .cache import default_folder
 from .errors import BuildError, RequestError, ToolchainError
 
 MARKER = "toolchain.json"
-_FORMAT = 1
-_CHUNK = 1 << 20
+# Of the marker, and of what names the folder: an older kvbuild's folder is found, and named as such.
+_FORMAT, _PLACE = 2, 1
 _WORK, _PACKAGES = ".tmp-", "packages"
 INSTALL_LIMIT_S = 3600.0
 
@@ -48,8 +48,8 @@ class Package:
 class Recipe:
     """What makes a vendor's toolchain. A vendor's target file has one as RECIPE where kvbuild can install it.
 
-    python: the CPython its packages are built for. size: of the downloads, in words. key_files: what its
-    results depend on most, as paths in the folder; these are compared by content before every use.
+    python: the CPython its packages are built for. size: of the downloads, in words. key_files: paths in the
+    folder without which it is none.
     """
 
     python: tuple[int, int]
@@ -64,7 +64,7 @@ class Recipe:
 
     def digest(self) -> str:
         """Names the folder: another recipe, or another machine, is another folder."""
-        text = json.dumps([_FORMAT, platform.machine(), asdict(self)], sort_keys=True)
+        text = json.dumps([_PLACE, platform.machine(), asdict(self)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def requirements(self) -> str:
@@ -78,11 +78,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Installed:
-    """A whole toolchain. command: what starts its interpreter; fresh: whether this call installed it."""
+    """A whole toolchain. command: what starts its interpreter; tree: the digest of what was installed; fresh:
+    whether this call installed it."""
 
     vendor: str
     folder: Path
     python: str
+    tree: str
     fresh: bool = False
 
     @property
@@ -140,63 +142,41 @@ def find(vendor: str, environ: Mapping[str, str]) -> Installed | None:
         return None
     if not os.path.lexists(folder):
         return None
-    fault, python = _inspect(folder, recipe)
+    fault, python, digest = _inspect(folder, recipe)
+    if fault == _OLDER:
+        raise ToolchainError(
+            f"{vendor}: the toolchain in {folder} {fault}; install it again: {install_command(vendor)}"
+        )
     if fault:
         raise ToolchainError(
             f"{vendor}: the toolchain in {folder} is damaged and is not used: {fault}; make it anew with: "
             f"{install_command(vendor)}"
         )
-    return Installed(vendor, folder, python)
+    return Installed(vendor, folder, python, digest)
 
 
-def _inspect(folder: Path, recipe: Recipe) -> tuple[str, str]:
-    """What is wrong with a toolchain ("" where nothing is), and its interpreter."""
+_OLDER = f"was made by an older kvbuild, whose {MARKER} has no digest of every file, and is not used"
+
+
+def _inspect(folder: Path, recipe: Recipe) -> tuple[str, str, str]:
+    """What is wrong with a toolchain ("" where nothing is), its interpreter, and the digest of its files."""
     try:
         marker = json.loads((folder / MARKER).read_text())
-        sizes, digests, python = dict(marker["sizes"]), dict(marker["sha256"]), str(marker["python"])
-        complete = marker["format"] == _FORMAT and set(digests) == set(recipe.key_files)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return f"its {MARKER} is missing or cannot be read", ""
-    if not complete:
-        return f"its {MARKER} is of another kvbuild", ""
+        python, version = str(marker["python"]), int(marker["format"])
+        wanted = tree.from_json(marker["files"]) if version == _FORMAT else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return f"its {MARKER} is missing or cannot be read", "", ""
+    if version < _FORMAT:
+        return _OLDER, "", ""
+    if version > _FORMAT or not set(recipe.key_files) <= set(wanted):
+        return f"its {MARKER} is of another kvbuild", "", ""
     if not shutil.which(python):
-        return f"its interpreter {python} is gone", ""
-    found = _sizes(folder)
-    for name in sorted({*sizes, *found}):
-        if sizes.get(name) != found.get(name):
-            wanted, here = (_bytes(each.get(name)) for each in (sizes, found))
-            return f"{name}: wanted {wanted}, found {here}", ""
-    for name, digest in digests.items():
-        try:
-            if _sha256(folder / name) != digest:
-                return f"{name}: its content is not what was installed", ""
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}", ""
-    return "", python
-
-
-def _bytes(size: object) -> str:
-    return "no such file" if size is None else f"{size} bytes"
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Size by path of every file but the marker and what Python compiles by itself."""
-    found: dict[str, int] = {}
-    for here, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files:
-            path = Path(here, name)
-            found[path.relative_to(folder).as_posix()] = path.lstat().st_size
-    found.pop(MARKER, None)
-    return found
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return f"its interpreter {python} is gone", "", ""
+    try:
+        fault = tree.difference(wanted, tree.read(folder, (MARKER,)))
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}", "", ""
+    return fault, python, tree.digest(wanted)
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -218,10 +198,12 @@ def install(
     vendor: str,
     environ: Mapping[str, str],
     python: str | None = None,
+    force: bool = False,
     say: Callable[[str], None] = lambda text: None,
     runner: Run = run,
 ) -> Installed:
-    """The vendor's toolchain, installed where it is not there or damaged. say: told what is being done.
+    """The vendor's toolchain, installed where it is not there or damaged. force: in place of a whole one too.
+    say: told what is being done.
 
     RequestError: kvbuild installs none for that vendor, the folder cannot be written, or what is there is for
     another interpreter than `python`. ToolchainError: no CPython of the version that its packages are built
@@ -230,11 +212,11 @@ def install(
     recipe = recipe_of(vendor)
     if recipe is None:
         raise RequestError(
-            f"toolchain {vendor!r}: kvbuild installs none for it; wanted one of {', '.join(vendors())}"
+            f"toolchain {vendor!r}: kvbuild installs none for it; wanted {' or '.join(vendors())}"
         )
     parent = root(environ).absolute()
     try:
-        found = find(vendor, environ)
+        found = None if force else find(vendor, environ)
     except ToolchainError as error:
         found = None
         say(str(error))
@@ -248,7 +230,7 @@ def install(
             return found
         raise RequestError(
             f"{vendor}: wanted a toolchain for {real}, found one for {found.python} in {found.folder}; "
-            "remove that folder first"
+            "replace it with --force"
         )
     folder = parent / f"{vendor}-{recipe.digest()}"
     work = parent / f"{_WORK}{os.getpid()}-{secrets.token_hex(8)}"
@@ -258,8 +240,8 @@ def install(
         work.mkdir()
         packages = ", ".join(f"{each.name} {each.version}" for each in recipe.packages)
         say(f"installing {packages} (downloads {recipe.size}) into {folder}")
-        _fill(work, recipe, interpreter, real, runner)
-        _publish(work, folder, recipe)
+        digest = _fill(work, recipe, interpreter, real, runner)
+        _publish(work, folder, recipe, force)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise (BuildError if full else RequestError)(
@@ -270,7 +252,7 @@ def install(
         raise BuildError(f"pip did not end within {INSTALL_LIMIT_S:.0f} s; nothing was installed") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Installed(vendor, folder, real, fresh=True)
+    return Installed(vendor, folder, real, digest, fresh=True)
 
 
 def _tidy(parent: Path) -> None:
@@ -281,8 +263,9 @@ def _tidy(parent: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _fill(work: Path, recipe: Recipe, python: str, real: str, runner: Run) -> None:
-    """Installs the packages into a folder of `work`, and last of all the marker that calls it whole."""
+def _fill(work: Path, recipe: Recipe, python: str, real: str, runner: Run) -> str:
+    """Installs the packages into a folder of `work`, and last of all the marker that calls it whole. Gives
+    the digest of what was installed."""
     folder, downloads, requirements = work / _PACKAGES, work / "tmp", work / "requirements.txt"
     folder.mkdir()
     downloads.mkdir()
@@ -299,24 +282,21 @@ def _fill(work: Path, recipe: Recipe, python: str, real: str, runner: Run) -> No
     missing = [name for name in recipe.key_files if not (folder / name).is_file()]
     if missing:
         raise BuildError(f"the packages lack {', '.join(missing)}; nothing was installed")
-    marker = {
-        "format": _FORMAT,
-        "python": real,
-        "sizes": _sizes(folder),
-        "sha256": {name: _sha256(folder / name) for name in recipe.key_files},
-    }
-    # Whatever is called whole must be on the disk: sizes alone would not tell after a crash.
-    os.sync()
+    files = tree.read(folder)
+    marker = {"format": _FORMAT, "python": real, "files": tree.to_json(files)}
+    os.sync()  # whatever is called whole must be on the disk
     with open(folder / MARKER, "x") as file:
         json.dump(marker, file, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
+    return tree.digest(files)
 
 
-def _publish(work: Path, folder: Path, recipe: Recipe) -> None:
-    """Gives the filled folder its name, in place of a damaged one, not of what another process just made."""
+def _publish(work: Path, folder: Path, recipe: Recipe, force: bool) -> None:
+    """Gives the filled folder its name, in place of a damaged one; of what another process just made only
+    with `force`."""
     if os.path.lexists(folder):
-        if not _inspect(folder, recipe)[0]:
+        if not force and not _inspect(folder, recipe)[0]:
             return
         folder.rename(work / "damaged")
     try:

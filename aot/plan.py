@@ -9,7 +9,7 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ..kernels.contract import SPECIALISED_BLOCK_SIZE
 from ..kernels.gpgpu import route, space
@@ -139,7 +139,7 @@ class Facts:
     tables: per target its tuning table (GPGPU targets without tiles of their own in build.yaml).
     versions: per vendor the tools found. commands: per vendor its interpreter. zig: zig's version.
     cpu_sources: the host kernel's files. read: a source's text by its path under the kernels folder.
-    recipe: digest of the worker.
+    recipe: digest of the worker. trees: per vendor whose compiler kvbuild installed, the digest of its files.
     """
 
     tables: Mapping[TargetName, Table]
@@ -149,6 +149,7 @@ class Facts:
     cpu_sources: Sequence[str]
     read: Callable[[str], str]
     recipe: str
+    trees: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -311,6 +312,9 @@ def _unit(
 ) -> Unit:
     """The unit of a kernel in `folder`, whose source and sources are paths from there."""
     vendor = targets.load(name.vendor)
+    tools = dict(vendor.toolchain(name.arch, facts.versions[name.vendor]))
+    if name.vendor in facts.trees:
+        tools["tree"] = facts.trees[name.vendor]
     paths = sorted(posixpath.normpath(posixpath.join(folder, each)) for each in sources)
     return Unit(
         vendor=name.vendor,
@@ -325,7 +329,7 @@ def _unit(
         options=options,
         environment=tuple(sorted(vendor.environment(name.arch).items())),
         binary=vendor.BINARY,
-        toolchain=tuple(sorted(vendor.toolchain(name.arch, facts.versions[name.vendor]).items())),
+        toolchain=tuple(sorted(tools.items())),
         recipe=facts.recipe,
     )
 

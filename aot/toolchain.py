@@ -44,7 +44,8 @@ class Toolchain:
     """What was found for one vendor.
 
     command: its interpreter; origin: where that was named, "" where this interpreter was taken. versions: of
-    the tools found. missing: sentences about what is not there, with the remedy.
+    the tools found. missing: sentences about what is not there, with the remedy. tree: of one that kvbuild
+    installed, the digest of its files, all of which were compared; "" of any other.
     """
 
     vendor: str
@@ -52,6 +53,7 @@ class Toolchain:
     versions: Mapping[str, str]
     missing: tuple[str, ...]
     origin: str = ""
+    tree: str = ""
 
     def require(self) -> Toolchain:
         """Itself; ToolchainError where something is missing."""
@@ -131,8 +133,9 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def command_for(
     vendor: str, toolchains: Mapping[str, tuple[str, ...]], environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], str]:
-    """The interpreter's command of a vendor, and where it was named ("" where nobody named one).
+) -> tuple[tuple[str, ...], str, str]:
+    """The interpreter's command of a vendor, where it was named ("" where nobody named one), and the digest
+    of its files where kvbuild installed it.
 
     KVBUILD_TOOLCHAIN_<VENDOR> comes before build.yaml's toolchains, which comes before a toolchain that
     kvbuild installed (named by its folder), which comes before this interpreter. ToolchainError: a name that
@@ -146,13 +149,13 @@ def command_for(
         words, origin = toolchains[vendor], f"toolchains.{vendor}.python"
     else:
         own = installed.find(vendor, environ)
-        return (own.command, str(own.folder)) if own else ((sys.executable,), "")
+        return (own.command, str(own.folder), own.tree) if own else ((sys.executable,), "", "")
     if len(words) == 1 and not os.path.exists(words[0]):
         try:
             words = tuple(shlex.split(words[0]))
         except ValueError as error:
             raise ToolchainError(f"{origin}: {words[0]!r} is not a command: {error}") from None
-    return words, origin
+    return words, origin, ""
 
 
 def zig_version() -> str:
@@ -191,7 +194,7 @@ def probe(
         except ToolchainError as error:
             return Toolchain(vendor, (sys.executable,), {}, (str(error),))
     try:
-        command, origin = command_for(vendor, toolchains, environ)
+        command, origin, tree = command_for(vendor, toolchains, environ)
     except ToolchainError as error:
         return Toolchain(vendor, (), {}, (str(error),))
     if not origin:
@@ -221,7 +224,8 @@ def probe(
         said = words or f"nothing, exit {done.returncode}"
         text = f"{vendor}: wanted tool versions {where}, found: {said}; {remedy}"
         return Toolchain(vendor, command, {}, (text,), origin)
-    return Toolchain(vendor, command, versions, _missing(vendor, wanted, versions, where, remedy), origin)
+    missing = _missing(vendor, wanted, versions, where, remedy)
+    return Toolchain(vendor, command, versions, missing, origin, tree)
 
 
 def _remedy(vendor: str) -> str:

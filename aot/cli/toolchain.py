@@ -15,16 +15,17 @@ from . import output
 @click.argument("vendor")
 @click.option("--python", metavar="PATH", help="The interpreter to install for (default: this one, else the "
               "one on PATH, of the version that the packages need).")  # fmt: skip
+@click.option("--force", is_flag=True, help="Make it anew, also where a whole one is there.")
 @output.json_option
-def command(action: str, vendor: str, python: str | None, as_json: bool) -> int:
+def command(action: str, vendor: str, python: str | None, force: bool, as_json: bool) -> int:
     from .. import installed, targets
     from ..errors import RequestError
 
     if vendor not in targets.names():
         raise RequestError(
-            f"toolchain {vendor!r}: unknown vendor; wanted one of {', '.join(installed.vendors())}"
+            f"toolchain {vendor!r}: unknown vendor; wanted {' or '.join(installed.vendors())}"
         )
-    found = installed.install(vendor, os.environ, python, lambda text: click.echo(text, err=True))
+    found = installed.install(vendor, os.environ, python, force, lambda text: click.echo(text, err=True))
     recipe = installed.recipe_of(vendor)
     assert recipe is not None
     if as_json:

@@ -78,7 +78,7 @@ def test_what_is_installed_is_found_and_not_installed_again(environ: dict[str, s
     command = pip.commands[-1]
     assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(command)
     again = Pip()
-    assert install(environ, again) == installed.Installed("ascend", first.folder, first.python)
+    assert install(environ, again) == installed.Installed("ascend", first.folder, first.python, first.tree)
     assert again.commands == []
     found = installed.find("ascend", environ)
     assert found is not None and found.folder == first.folder
@@ -86,11 +86,12 @@ def test_what_is_installed_is_found_and_not_installed_again(environ: dict[str, s
 
 
 def test_compiling_takes_it_after_what_a_person_named(environ: dict[str, str]) -> None:
-    folder = install(environ).folder
-    command, origin = toolchain.command_for("ascend", {}, environ)
-    assert f"PYTHONPATH={folder}" in command and origin == str(folder)
+    found = install(environ)
+    command, origin, tree = toolchain.command_for("ascend", {}, environ)
+    assert f"PYTHONPATH={found.folder}" in command and origin == str(found.folder)
+    assert tree == found.tree != ""
     assert toolchain.command_for("ascend", {"ascend": ("mine",)}, environ)[0] == ("mine",)
-    assert toolchain.command_for("nvidia", {}, environ) == ((sys.executable,), "")
+    assert toolchain.command_for("nvidia", {}, environ) == ((sys.executable,), "", "")
 
 
 def _damage_size(folder: Path) -> None:
@@ -98,8 +99,18 @@ def _damage_size(folder: Path) -> None:
 
 
 def _damage_content(folder: Path) -> None:
-    path = folder / "triton/backends/ascend/compiler.py"
+    path = folder / "triton/other.py"
     path.write_text(path.read_text().upper())
+
+
+def _damage_mode(folder: Path) -> None:
+    (folder / "triton/other.py").chmod(0o600)
+
+
+def _link(folder: Path) -> None:
+    path = folder / "triton/other.py"
+    path.unlink()
+    path.symlink_to("y" * len("content of triton/other.py"))
 
 
 def _remove(folder: Path) -> None:
@@ -119,17 +130,38 @@ def _no_marker(folder: Path) -> None:
 
 
 def _no_python(folder: Path) -> None:
+    _change_marker(folder, python="/nowhere/python")
+
+
+def _no_files(folder: Path) -> None:
+    _change_marker(folder, files=[1])
+
+
+def _few_files(folder: Path) -> None:
+    _change_marker(folder, files={})
+
+
+def _newer(folder: Path) -> None:
+    _change_marker(folder, format=3)
+
+
+def _change_marker(folder: Path, **changes: object) -> None:
     marker = json.loads((folder / installed.MARKER).read_text())
-    (folder / installed.MARKER).write_text(json.dumps({**marker, "python": "/nowhere/python"}))
+    (folder / installed.MARKER).write_text(json.dumps({**marker, **changes}))
 
 
 DAMAGES = {
     _damage_size: r"triton/other.py: wanted \d+ bytes, found 40 bytes",
-    _damage_content: r"compiler.py: its content is not what was installed",
+    _damage_content: r"triton/other.py: its content is not what was installed",
+    _damage_mode: r"triton/other.py: wanted the mode 100644, found 100600",
+    _link: r"triton/other.py: wanted the mode 100644, found 120777",
     _remove: r"triton/other.py: wanted \d+ bytes, found no such file",
     _add: r"sitecustomize.py: wanted no such file, found 0 bytes",
     _cut_marker: r"its toolchain.json is missing or cannot be read",
     _no_marker: r"its toolchain.json is missing or cannot be read",
+    _no_files: r"its toolchain.json is missing or cannot be read",
+    _few_files: r"its toolchain.json is of another kvbuild",
+    _newer: r"its toolchain.json is of another kvbuild",
     _no_python: r"its interpreter /nowhere/python is gone",
 }
 
@@ -147,6 +179,43 @@ def test_a_damaged_one_is_named_never_used_and_made_anew(environ: dict[str, str]
     assert install(environ, say=said.append).fresh
     assert said[0] == str(error.value) and left(environ) == [folder.name]
     assert installed.find("ascend", environ) is not None
+
+
+def test_one_of_an_older_kvbuild_is_named_as_such(environ: dict[str, str]) -> None:
+    folder = install(environ).folder
+    (folder / installed.MARKER).write_text('{"format": 1, "python": "python", "sizes": {}, "sha256": {}}')
+    with pytest.raises(ToolchainError, match="made by an older kvbuild, .*; install it again: kvbuild tool") as error:
+        installed.find("ascend", environ)
+    assert "damaged" not in str(error.value)
+    assert install(environ).fresh and installed.find("ascend", environ) is not None
+
+
+def test_force_makes_a_whole_one_anew(environ: dict[str, str]) -> None:
+    folder = install(environ).folder
+    (folder / "triton/__pycache__").mkdir()
+    pip = Pip()
+    assert install(environ, pip, force=True).fresh and pip.requirements
+    assert not (folder / "triton/__pycache__").exists() and left(environ) == [folder.name]
+
+
+def test_the_digest_is_of_what_compiles_and_of_no_path_of_a_host(environ: dict[str, str]) -> None:
+    class Elsewhere(Pip):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            self.names = names
+
+        def __call__(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+            done = super().__call__(command, folder)
+            for name in self.names if "install" in command else ():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text("#!/some/where/python")
+            return done
+
+    plain = install(environ).tree
+    for name in ("bin/f2py", "numpy-2.4.6.dist-info/RECORD"):
+        assert install(environ, Elsewhere(name), force=True).tree == plain
+    for name in ("triton/other.py", "ascendnpuir/bin/bishengir-compile", "triton/new.py"):
+        assert install(environ, Elsewhere(name), force=True).tree != plain
 
 
 def test_compiled_python_is_no_damage(environ: dict[str, str]) -> None:
@@ -249,7 +318,7 @@ def test_another_interpreter_than_the_installed_ones_is_said(environ: dict[str, 
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
     assert not install(environ, python=sys.executable).fresh
-    with pytest.raises(RequestError, match=f"wanted a toolchain for {other}, found one for .*; remove that"):
+    with pytest.raises(RequestError, match=f"wanted a toolchain for {other}, found one for .*; replace it with --force"):
         install(environ, python=str(other))
     with pytest.raises(ToolchainError, match=r"found /no/such \(nothing there\)"):
         install(environ, python="/no/such")
@@ -302,7 +371,7 @@ def test_a_whole_toolchain_whose_programs_may_not_run_has_a_remedy(environ: dict
 
 
 def test_a_vendor_without_a_recipe_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(RequestError, match="'amd': kvbuild installs none for it; wanted one of ascend"):
+    with pytest.raises(RequestError, match="'amd': kvbuild installs none for it; wanted ascend$"):
         installed.install("amd", environ, runner=Pip())
 
 
@@ -319,4 +388,4 @@ def test_the_command_line(kvbuild: Any, environ: dict[str, str], monkeypatch: py
     said = json.loads(kvbuild("toolchain", "install", "ascend", "--json").out)
     assert said["packages"]["ascendnpu-ir"] == "1.2.0" and said["installed"] is False
     assert kvbuild("toolchain", "install", "amd").code == 2
-    assert "unknown vendor; wanted one of ascend" in kvbuild("toolchain", "install", "ascendo").err
+    assert "unknown vendor; wanted ascend\n" in kvbuild("toolchain", "install", "ascendo").err

@@ -214,3 +214,17 @@ def test_the_tuning_space_is_a_variant_a_candidate_with_the_tables_general_rows_
 def test_without_a_tuning_space_nothing_of_it_is_planned() -> None:
     (target,) = plan("nvidia:sm_90", rows=table((None, FUSED))).targets
     assert len([v for v in target.variants if v.layout == "aligned"]) == 3
+
+
+def test_a_unit_depends_on_the_files_of_an_installed_compiler_and_the_manifest_not() -> None:
+    def ascend(**trees: str) -> planning.PlannedTarget:
+        tools = {"triton": "3.2.0", "bishengir-compile": "1.2.0"}
+        (target,) = plan("ascend:910B2", versions={"ascend": tools}, trees=trees).targets
+        return target
+
+    plain, one, other = ascend(), ascend(ascend="1"), ascend(ascend="2")
+    keys = [{unit.key for _, unit in target.units} for target in (plain, one, other)]
+    assert not keys[0] & keys[1] and not keys[1] & keys[2] and ascend(nvidia="1") == plain
+    assert one.toolchain == other.toolchain == plain.toolchain
+    (target,) = plan("nvidia:sm_80").targets
+    assert plan("nvidia:sm_80", trees={"ascend": "1"}).targets == (target,)

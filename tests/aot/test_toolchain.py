@@ -57,7 +57,7 @@ def test_the_variable_comes_before_build_yaml() -> None:
     environ = {**HERE, "KVBUILD_TOOLCHAIN_AMD": "python3 -X dev"}
     assert toolchain.command_for("amd", {"amd": ("other",)}, environ)[0] == ("python3", "-X", "dev")
     assert toolchain.command_for("amd", {"amd": ("other",)}, HERE)[0] == ("other",)
-    assert toolchain.command_for("amd", {}, HERE) == ((sys.executable,), "")
+    assert toolchain.command_for("amd", {}, HERE) == ((sys.executable,), "", "")
     assert toolchain.command_for("amd", {"amd": ("a b", "c")}, HERE)[0] == ("a b", "c")
 
 
