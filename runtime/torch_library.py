@@ -87,8 +87,23 @@ def register(operator: Operator, name: str = NAME) -> Any:
     with _lock:
         registered = _registered.get(name)
         if registered is None:
-            if hasattr(getattr(torch.ops, namespace), plain):
-                raise ValueError(f"name: wanted a free one, found that torch.ops has {name} already")
+            _refuse_taken(name)
             registered = _registered[name] = _Registered(name)
         registered.by_device[torch.device(operator.device)] = operator
     return getattr(getattr(torch.ops, namespace), plain)
+
+
+def _refuse_taken(name: str) -> None:
+    """ValueError where torch has an operator of that name, or something else in the operator's place."""
+    if torch._C._jit_get_schemas_for_operator(name):
+        raise ValueError(f"name: wanted a free one, found that torch.ops has {name} already; choose another")
+    # A namespace is an object with attributes of its own, which torch would give in the operator's place.
+    namespace, _, plain = name.partition("::")
+    space = getattr(torch.ops, namespace)
+    is_space = isinstance(space, torch._ops._OpNamespace)
+    if not is_space or hasattr(space, plain):
+        own = plain if is_space else namespace
+        raise ValueError(
+            f"name: wanted one that torch leaves to operators, found {name}, of which torch keeps {own!r} to "
+            "itself; choose another, such as my::compress"
+        )

@@ -159,6 +159,19 @@ def test_a_name_that_is_none(cpu: runtime.Operator, name: Any) -> None:
         torch_library.register(cpu, name)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("my::name", "name"), ("load_library::compress", "load_library")])
+def test_a_name_that_torch_keeps_to_itself(cpu: runtime.Operator, name: str, kept: str) -> None:
+    """torch cannot hold an operator of such a name: an attribute of its own stands in the place."""
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"found {name}, of which torch keeps '{kept}' to itself"):
+            torch_library.register(cpu, name)
+    assert torch._C._jit_get_schemas_for_operator(name) == []
+    namespace = name.partition("::")[0]
+    if namespace == "my":
+        op = torch_library.register(cpu, "my::compress_it")
+        assert torch.ops.my.compress_it is op and torch.ops.my.name == "my"
+
+
 def test_what_cannot_be_registered(cpu: runtime.Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="found that torch.ops has aten::add already"):
         torch_library.register(cpu, "aten::add")
