@@ -25,6 +25,8 @@ OPERANDS = (
 )
 _INTEGERS = ("block_size", "compress_ratio")
 _EPS = "rms_norm_eps"
+# Where there is no memory, an address is a view's offset, which is less than any machine's memory.
+_LOWEST = 1 << 40
 _WANTED = "a tensor (torch, numpy, or another that exports DLPack)"
 
 
@@ -61,6 +63,20 @@ def _converts(convert: Callable[[Any], object], value: object) -> bool:
     except Exception:
         return False
     return True
+
+
+def refuse_odd(*operands: Any) -> None:
+    """Raises for a tensor of torch that DLPack would describe untruly: one that stands for something else
+    than its memory holds, or has none. `explain` then names it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    kind = torch.Tensor
+    for value in operands:
+        if isinstance(value, kind) and (value.data_ptr() < _LOWEST or value.is_neg()):
+            fault = _torch_fault("tensor", value, torch)
+            if fault is not None:
+                raise fault
 
 
 def new_zeros(kv_cache: Any) -> Any:
@@ -104,7 +120,21 @@ def _torch_fault(name: str, value: Any, torch: Any) -> Exception | None:
         return ValueError(f"{name}: wanted a strided tensor, found layout {value.layout}; call to_dense()")
     if value.is_quantized:
         return TypeError(f"{name}: wanted a plain dtype, found the quantized {value.dtype}")
+    if torch._is_functional_tensor(value):
+        return ValueError(f"{name}: wanted a tensor with data, found a functional one (a call being traced?)")
+    if value.is_neg():
+        return ValueError(f"{name}: wanted plain values, found ones to negate when read; call resolve_neg()")
+    if value.numel() > 0 and not _has_memory(value):
+        return ValueError(f"{name}: wanted memory behind its elements, found a storage of 0 bytes (freed?)")
     return None
+
+
+def _has_memory(value: Any) -> bool:
+    """False for a tensor whose storage has no bytes; what has no storage is for the export to refuse."""
+    try:
+        return bool(value.untyped_storage().data_ptr())
+    except Exception:
+        return True
 
 
 def _export_fault(error: Exception, arguments: Sequence[object], operands: Sequence[str]) -> Exception:

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from . import torch_place
-from .arguments import OPERANDS, explain
+from .arguments import OPERANDS, explain, refuse_odd
 
 _CAPSULE = b"dlpack_exchange_api"
 _DLPACK_MAJOR = 1
@@ -40,7 +40,7 @@ class _Given(ctypes.Structure):
     _fields_ = (
         ("exchange", ctypes.c_void_p), ("types", ctypes.c_void_p * 2), ("plain", ctypes.py_object),
         ("refuse", ctypes.py_object), ("keep", ctypes.py_object), ("closed", ctypes.c_void_p),
-        ("device_id", ctypes.c_int64), ("torch", torch_place.Place),
+        ("device_id", ctypes.c_int64), ("torch", torch_place.Place), ("usual", ctypes.py_object),
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _given(
     types = (ctypes.c_void_p * 2)(id(torch.Tensor), id(torch.nn.Parameter))
     return _Given(
         exchange, types, plain, refuse, ctypes.py_object(closed), ctypes.addressof(closed),
-        int(index or 0), _place(kind == "cpu"),
+        int(index or 0), _place(kind == "cpu"), refuse_odd,
     )  # fmt: skip
 
 

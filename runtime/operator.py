@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import direct
-from .arguments import explain, new_zeros
+from .arguments import explain, new_zeros, refuse_odd
 from .bound import FIXED, VARYING, bind
 from .bundle import Bundle, open_bundle
 from .device import detect
@@ -144,6 +144,10 @@ class Operator:
                 self._check_device(kv_cache)
             if self._tell_stream is not None:
                 self._tell_stream()
+            refuse_odd(
+                state_cache, token_to_req, positions, boundary_token_indices, block_table, rms_norm_weight,
+                cos_sin_cache, kv_slot_mapping, kv_cache,
+            )  # fmt: skip
             self._compress(
                 state_cache,
                 token_to_req,
@@ -225,28 +229,31 @@ class Operator:
         try:
             if self._launcher.several:
                 self._check_device(kv_cache)
+            refuse_odd(*fixed)
             launch = bind(self._launcher.bind, fixed, block_size, compress_ratio, rms_norm_eps)
         except Exception as error:
             raise explain(error, (*fixed, block_size, compress_ratio, rms_norm_eps), FIXED) from None
 
+        # Not this object, which may come to hold the step: collection does not see into a built-in function.
+        closed, tell_stream = self._closed, self._tell_stream
+
         def step(token_to_req: Any, positions: Any, boundary_token_indices: Any, kv_slot_mapping: Any) -> Any:
             try:
-                if self._closed:
+                if closed:
                     _refuse_closed()
-                if self._tell_stream is not None:
-                    self._tell_stream()
+                if tell_stream is not None:
+                    tell_stream()
+                refuse_odd(token_to_req, positions, boundary_token_indices, kv_slot_mapping)
                 launch(token_to_req, positions, boundary_token_indices, kv_slot_mapping)
             except Exception as error:
                 varying = (token_to_req, positions, boundary_token_indices, kv_slot_mapping)
                 raise explain(error, varying, VARYING) from None
             return kv_cache
 
-        if self._tell_stream is not None:
+        if tell_stream is not None:
             return step
         scalars = (block_size, compress_ratio, rms_norm_eps)
-        return direct.step(
-            self._launcher.library, step, self._closed, self.device, fixed, VARYING, *scalars
-        )
+        return direct.step(self._launcher.library, step, self._closed, self.device, fixed, VARYING, *scalars)
 
     @property
     def target(self) -> Target:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,9 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 # Behind the two words of any object; an older torch has a flag there first.
 _OFFSETS = (2 * _WORD, 3 * _WORD)
 _READERS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+# The keys of tensors that stand for something else than their memory holds.
+_ODD_KEYS = ("Negative", "Conjugate", "ZeroTensor", "Functionalize")
+_LONGEST = 24  # words in what a tensor points to
 _DTYPES = ("float32", "int32", "int64", "bfloat16", "uint8")
 
 
@@ -26,6 +31,7 @@ class Place(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _READERS), ("offset", ctypes.c_int64),
         ("plain", ctypes.c_void_p), ("dtypes", ctypes.c_int32 * len(_DTYPES)), ("place", ctypes.c_int32),
+        ("memory", ctypes.c_void_p), ("keys", ctypes.c_int64), ("odd_keys", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -36,31 +42,38 @@ def find(torch: Any, on_cpu: bool) -> Place:
         readers = [_address(library, f"aoti_torch_get_{name}") for name in _READERS]
         numbers = [getattr(library, f"aoti_torch_dtype_{name}")() for name in _DTYPES]
         kind = getattr(library, f"aoti_torch_device_type_{'cpu' if on_cpu else 'cuda'}")()
+        memory = _address(library, "aoti_torch_get_storage_size")
+        odd = functools.reduce(operator.or_, (_odd_key(torch, name) for name in _ODD_KEYS))
         found = _probe(torch, library)
-    except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, BufferError, OSError, RuntimeError, TypeError, ValueError):
         return Place()
     if found is None:
         return Place()
-    offset, plain = found
-    return Place(*readers, offset, plain, (ctypes.c_int32 * len(_DTYPES))(*numbers), kind)
+    offset, plain, keys = found
+    return Place(*readers, offset, plain, (ctypes.c_int32 * len(_DTYPES))(*numbers), kind, memory, keys, odd)
 
 
-def _probe(torch: Any, library: ctypes.CDLL) -> tuple[int, int] | None:
-    """The tensor's offset in its object, and the first word of what it points to; None where tensors of the
-    usual kind do not agree on them."""
-    whole, shared = torch.empty(4, 3), torch.empty(2, dtype=torch.int64)
+def _probe(torch: Any, library: ctypes.CDLL) -> tuple[int, int, int] | None:
+    """The tensor's offset in its object, the first word of what it points to, and where in that its keys lie;
+    None where tensors of the usual kind do not agree on them."""
+    whole, shared = torch.empty(4, 3, device="cpu"), torch.empty(2, dtype=torch.int64, device="cpu")
     kept = torch.utils.dlpack.to_dlpack(shared)  # as some are: held by C++ too
-    parameter = torch.nn.Parameter(torch.empty(1))
-    probes = [whole, whole[1:, 1:], shared, parameter, torch.empty(0, dtype=torch.uint8)]
+    parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    probes = [whole, whole[1:, 1:], shared, parameter, empty]
     found = set()
+    keys = set(range(0, _LONGEST * _WORD, _WORD))
     with _handles(torch, library, probes) as handles:
         for probe, handle in zip(probes, handles, strict=True):
             pointer = _word(handle)
             places = [at for at in _OFFSETS if at < type(probe).__basicsize__]
             fitting = [at for at in places if _word(id(probe) + at) == pointer]
             found.add((fitting[0], _word(pointer)) if fitting else None)
+            of_probe = torch._C._dispatch_keys(probe).raw_repr()
+            keys = {at for at in keys if _word(pointer + at) == of_probe}
     del kept
-    return found.pop() if len(found) == 1 else None
+    place = found.pop() if len(found) == 1 else None
+    return (*place, keys.pop()) if place is not None and len(keys) == 1 else None
 
 
 @contextlib.contextmanager
@@ -75,6 +88,11 @@ def _handles(torch: Any, library: ctypes.CDLL, tensors: list[Any]) -> Iterator[l
     finally:
         for handle in handles:
             delete(ctypes.c_void_p(handle))
+
+
+def _odd_key(torch: Any, name: str) -> int:
+    kinds = torch._C
+    return int(kinds.DispatchKeySet(getattr(kinds.DispatchKey, name)).raw_repr())
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:

@@ -167,15 +167,25 @@ static bool in_order(PyObject *names, ssize_t count, const char *const *wanted, 
   return true;
 }
 
-static bool describe(const entry *held, PyObject *object, DLTensor *out) {
-  if (held->given.torch.plain != NULL && kvb_torch_describe(&held->given.torch, object, out)) return true;
-  return held->given.exchange->dltensor_from_py_object_no_sync(object, out) == 0;
+/* Whether it has one of the known types (a subclass may mean something else) and is what its memory holds; one that
+ * is read in place tells that as it is read. Asking runs Python, and so comes before any tensor is described. */
+static bool is_usual(const entry *held, PyObject *object) {
+  if (object->type != held->given.types[0] && object->type != held->given.types[1]) return false;
+  if (held->given.torch.plain != NULL) return true;
+  PyObject *said = call(held->given.usual, pack(&object, 1), NULL);
+  if (said != NULL) Py_DecRef(said);
+  return said != NULL;
 }
 
-/* Describes a tensor that has one of the known types; a subclass may mean something else. */
-static bool look(const entry *held, PyObject *object, DLTensor *out) {
-  if (object->type != held->given.types[0] && object->type != held->given.types[1]) return false;
-  return describe(held, object, out);
+static bool are_usual(const entry *held, PyObject *const *objects, int count) {
+  for (int i = 0; i < count; ++i)
+    if (!is_usual(held, objects[i])) return false;
+  return true;
+}
+
+static bool describe(const entry *held, PyObject *object, DLTensor *out) {
+  if (held->given.torch.plain != NULL) return kvb_torch_describe(&held->given.torch, object, out) != 0;
+  return held->given.exchange->dltensor_from_py_object_no_sync(object, out) == 0;
 }
 
 static int look_again(void *owner, DLTensor *out) {
@@ -213,8 +223,9 @@ static PyObject *compress(PyObject *self, PyObject *const *args, ssize_t count, 
   ssize_t total;
   bool plain = !in_order(names, count, COMPRESS_NAMES, KVB_NUM_TENSORS + 3, &total) ||
                total < KVB_NUM_TENSORS + 2 || *held->given.closed;
+  plain = plain || !are_usual(held, args, KVB_NUM_TENSORS);
   for (int i = 0; !plain && i < KVB_NUM_TENSORS; ++i) {
-    plain = !look(held, args[i], &tensors[i]);
+    plain = !describe(held, args[i], &tensors[i]);
     arguments.tensors[i] = &tensors[i];
   }
   plain = plain || !take_scalars(args + KVB_NUM_TENSORS, total - KVB_NUM_TENSORS, &arguments);
@@ -238,8 +249,9 @@ static PyObject *step(PyObject *self, PyObject *const *args, ssize_t count, PyOb
   ssize_t total;
   bool plain = !in_order(names, count, NAMES, KVB_NUM_VARYING, &total) || total < KVB_NUM_VARYING ||
                *held->given.closed;
+  plain = plain || !are_usual(held, args, KVB_NUM_VARYING);
   for (int i = 0; !plain && i < KVB_NUM_VARYING; ++i) {
-    plain = !look(held, args[i], &tensors[i]);
+    plain = !describe(held, args[i], &tensors[i]);
     arguments.tensors[KVB_VARYING[i]] = &tensors[i];
   }
   plain = plain || !find_stream(held, held->binding->fixed[0].device, &stream);
@@ -252,7 +264,7 @@ static PyObject *step(PyObject *self, PyObject *const *args, ssize_t count, PyOb
 }
 
 static void release(entry *held) {
-  PyObject *const owned[] = {held->given.plain, held->given.refuse, held->given.keep};
+  PyObject *const owned[] = {held->given.plain, held->given.refuse, held->given.usual, held->given.keep};
   for (size_t i = 0; i < sizeof owned / sizeof owned[0]; ++i) Py_DecRef(owned[i]);
   for (int i = 0; i < KVB_NUM_FIXED; ++i)
     if (held->fixed[i].object != NULL) Py_DecRef(held->fixed[i].object);
@@ -272,6 +284,7 @@ static entry *new_entry(const kvb_python_given *given) {
   held->given = *given;
   new_reference(given->plain);
   new_reference(given->refuse);
+  new_reference(given->usual);
   new_reference(given->keep);
   return held;
 }
@@ -311,11 +324,11 @@ EXPORT PyObject *kvb_python_step(const kvb_python_given *given, PyObject *const 
       .block_size = block_size, .compress_ratio = compress_ratio, .rms_norm_eps = rms_norm_eps};
   kvb_watch watch = {
       .look = look_again, .failed = PyErr_Clear, .pause = PyEval_SaveThread, .resume = PyEval_RestoreThread};
-  bool described = true;
+  bool described = are_usual(held, fixed, KVB_NUM_FIXED);
   for (int i = 0; i < KVB_NUM_FIXED; ++i) {
     held->fixed[i] = (watched){held, new_reference(fixed[i])};
     watch.owners[i] = &held->fixed[i];
-    described = described && look(held, fixed[i], &tensors[i]);
+    described = described && describe(held, fixed[i], &tensors[i]);
     arguments.tensors[KVB_FIXED[i]] = &tensors[i];
   }
   if (described && kvb_call_bind(&arguments, &watch, &held->binding) == KVB_OK)

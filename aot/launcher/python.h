@@ -20,6 +20,7 @@ typedef struct kvb_python_given {
   const int32_t *closed;             /* not 0: the operator is closed, which `plain` has words for */
   int64_t device_id;                 /* kv_cache's */
   kvb_torch torch;                   /* all zero where tensors are not to be read in place */
+  PyObject *usual;                   /* usual(tensor) raises where `exchange` would describe it untruly */
 } kvb_python_given;
 
 #endif

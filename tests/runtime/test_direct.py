@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvbuild import runtime
 from kvbuild.kernels.odd_cases import ODD_CASES, odd_case
 from kvbuild.kernels.workloads import Inputs, Workload, make
 from kvbuild.runtime import direct
+from kvbuild.runtime.arguments import OPERANDS
 from kvbuild.runtime.bound import FIXED, VARYING
 from kvbuild.runtime.operator import Operator
 
@@ -167,6 +169,79 @@ def test_odd_arguments_end_as_in_a_plain_call(
     assert outcome(cpu.compress, *change(inputs.fresh().call_args()), **named) == wanted
 
 
+def fake_view(tensor: torch.Tensor) -> torch.Tensor:
+    return within(FakeTensorMode().from_tensor(torch.empty(1 + tensor.numel(), dtype=tensor.dtype)), tensor)
+
+
+def within(longer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the shape of `tensor` that begins behind the first element: without memory, its address is
+    an offset from null."""
+    return longer[1:].view(tensor.shape)
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    longer = torch.empty(1 + tensor.numel(), dtype=tensor.dtype)
+    view = within(longer, tensor)
+    longer.untyped_storage().resize_(0)
+    return view
+
+
+def functional(tensor: torch.Tensor) -> torch.Tensor:
+    longer = torch.empty(1 + tensor.numel(), dtype=tensor.dtype)
+    return within(torch._to_functional_tensor(longer), tensor)
+
+
+@pytest.mark.filterwarnings("ignore:.*data pointer of FakeTensor:UserWarning")
+@pytest.mark.parametrize("name", OPERANDS)
+@pytest.mark.parametrize(
+    ("make_odd", "found"),
+    [
+        (torch._neg_view, "ones to negate when read; call resolve_neg()"),
+        (fake_view, "a FakeTensor"),
+        (functional, "a functional one"),
+        (freed, "a storage of 0 bytes"),
+    ],
+)
+def test_a_tensor_that_is_not_what_its_memory_holds_is_refused(
+    cpu: runtime.Operator, name: str, make_odd: Callable[[torch.Tensor], torch.Tensor], found: str
+) -> None:
+    inputs = make(SMALL, seed=3)
+    before = inputs.kv_cache.clone()
+    odd = inputs.with_(**{name: make_odd(getattr(inputs, name))})
+    step = bound(cpu, inputs)
+    calls = [(cpu.compress, odd.call_args()), (plainly(cpu), odd.call_args())]
+    calls.append((bound, (cpu, odd)) if name in FIXED else (step, varying(odd)))
+    for call, given in calls:
+        kind, text = outcome(call, *given)
+        assert kind is ValueError and text.startswith(f"{name}: wanted ") and found in text
+    assert torch.equal(inputs.kv_cache, before)
+
+
+def test_empty_tensors_and_those_of_inference_mode_go_directly(
+    cpu: runtime.Operator, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "plain":
+        pytest.skip("of the direct ways alone")
+    with torch.inference_mode():
+        inputs = make(SMALL, seed=3)
+    none = torch.empty(0, dtype=torch.int64)
+    monkeypatch.setattr(Operator, "_check_device", None)
+    monkeypatch.setattr(cpu._launcher, "several", True)
+    cpu.compress(*inputs.call_args())
+    cpu.compress(*inputs.with_(boundary_token_indices=none).call_args())
+
+
+def test_a_bound_tensor_that_becomes_negated_is_refused(cpu: runtime.Operator, way: str) -> None:
+    if way != "in place":
+        pytest.skip("of the first way alone: the others would have to ask Python on each step")
+    inputs = make(SMALL, seed=3)
+    inputs = inputs.with_(cos_sin_cache=inputs.cos_sin_cache.clone())
+    step = bound(cpu, inputs)
+    inputs.cos_sin_cache.data = torch._neg_view(inputs.cos_sin_cache.detach())
+    kind, text = outcome(step, *varying(inputs))
+    assert kind is ValueError and text.startswith("cos_sin_cache: wanted ")
+
+
 def test_a_tensor_without_memory_of_its_own_ends_as_in_a_plain_call(cpu: runtime.Operator) -> None:
     """Under vmap an argument is of torch's own type, and only its implementation is another."""
     given = list(make(SMALL, seed=3).call_args())
@@ -252,6 +327,16 @@ def test_a_dropped_operator_is_gone_and_its_functions_work_on(cpu_bundle: Path, 
     finally:
         gc.enable()
     assert outcome(compress, *inputs.call_args()) == wanted
+
+
+def test_an_operator_that_holds_its_step_is_gone_too(cpu_bundle: Path, way: str) -> None:
+    operator = runtime.load(cpu_bundle, device="cpu")
+    inputs = make(SMALL, seed=5)
+    operator.step = bound(operator, inputs)  # type: ignore[attr-defined]
+    gone = weakref.ref(operator)
+    del operator
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_kept_function_of_a_closed_operator_is_refused(cpu_bundle: Path, way: str) -> None:
