@@ -23,7 +23,8 @@ from .errors import BuilderError, RequestError, ToolchainError
 from .plan import Facts, Plan, Unit, digest, plan
 from .pool import Compiled, Failed, Pool, checked_answer
 from .progress import Reporter, Silent
-from .spec import Spec, wanted_targets
+from .spec import Spec, TargetName, wanted_targets
+from .tuning import Table
 
 KERNELS = Path(next(iter(kernels.__path__)))
 
@@ -80,10 +81,12 @@ def prepare(
     runner: toolchain.Run = toolchain.run,
     *,
     tune_space: bool = False,
+    own_tables: Sequence[Path] = (),
 ) -> Plan:
     """The plan for targets as people write them (VENDOR or VENDOR:ARCH); reads sources, tables, versions.
 
-    tune_space: with the candidates of the tuning space (see plan.plan).
+    tune_space: with the candidates of the tuning space (see plan.plan). own_tables: files of tuning tables
+    that take the place of the packaged ones, each for the target it names.
     Raises RequestError for an unknown target or a wrong tuning table, then ToolchainError for what lacks.
     """
     wanted = wanted_targets(spec, names)
@@ -92,11 +95,7 @@ def prepare(
             f"--tune-space: wanted {SPECIALISED_BLOCK_SIZE} among the state_block_sizes of {spec.file}, for "
             f"candidates are built for it, found {', '.join(map(str, spec.state_block_sizes))}; add it"
         )
-    tables = {
-        name: tuning.load(name.vendor, name.arch)
-        for name in wanted
-        if targets.load(name.vendor).ROUTE == "gpgpu" and name.arch not in spec.targets[name.vendor].tiles
-    }
+    tables = _tables(spec, wanted, own_tables)
     archs: dict[str, list[str]] = {}
     for name in wanted:
         archs.setdefault(name.vendor, []).append(name.arch)
@@ -127,6 +126,34 @@ def prepare(
         ),
         tune_space=tune_space,
     )
+
+
+def _tables(spec: Spec, wanted: Sequence[TargetName], files: Sequence[Path]) -> dict[TargetName, Table]:
+    """The tuning table of each wanted target that needs one; `files` come before the packaged ones."""
+    own: dict[TargetName, Table] = {}
+    for file in files:
+        table = tuning.read(file)
+        name = TargetName(*table.target.split(":"))
+        if name not in wanted:
+            raise RequestError(
+                f"--tuning {file}: wanted a table for one of the targets asked for "
+                f"({', '.join(map(str, wanted))}), found one for {name}; add --target {name}, or leave it out"
+            )
+        if name in own:
+            raise RequestError(
+                f"--tuning {file}: wanted one table for {name}, found a second; leave one of them out"
+            )
+        if name.arch in spec.targets[name.vendor].tiles:
+            raise RequestError(
+                f"--tuning {file}: wanted the tiles of {name} from it alone, found some in {spec.file} too; "
+                f"delete targets.{name.vendor}.tiles.{name.arch} there, or leave the table out"
+            )
+        own[name] = table
+    return {
+        name: own[name] if name in own else tuning.load(name.vendor, name.arch)
+        for name in wanted
+        if targets.load(name.vendor).ROUTE == "gpgpu" and name.arch not in spec.targets[name.vendor].tiles
+    }
 
 
 def read_source(path: str) -> str:

@@ -210,7 +210,7 @@ def _target(
     used = sorted({source for kernel in kernels.values() for source in kernel.unit.sources})
     return PlannedTarget(
         name=name,
-        toolchain=tools,
+        toolchain={**tools, "tiles": _origin(spec, name, facts, tune_space)},
         source_digest=digest(used),
         kernels=tuple(kernels[each] for each in sorted(kernels)),
         variants=tuple(variants),
@@ -221,6 +221,15 @@ def _target(
 def _rows(spec: Spec, name: TargetName, ratio: int, facts: Facts) -> tuple[Row, ...]:
     own = spec.targets[name.vendor].tiles.get(name.arch)
     return own if own is not None else facts.tables[name].rows[ratio]
+
+
+def _origin(spec: Spec, name: TargetName, facts: Facts, tune_space: bool) -> str:
+    """Where its tiles come from, in the words of the manifest."""
+    if tune_space:
+        return "every candidate of the tuning space"
+    if name.arch in spec.targets[name.vendor].tiles:
+        return "given in build.yaml"
+    return "measured" if facts.tables[name].measured else "reasoned, not measured"
 
 
 def _space(name: TargetName) -> tuple[Row, ...]:

@@ -14,6 +14,7 @@ from .errors import RequestError
 from .targets import Limits
 
 FOLDER = Path(next(iter(tables.__path__)))
+_KEYS = ("target", "measured", "source", "rows")
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,27 @@ def load(vendor: str, arch: str) -> Table:
     return parse(text, str(path), f"{vendor}:{arch}")
 
 
+def read(path: Path) -> Table:
+    """Reads a table of a person's own, as `kvbuild tune` writes it, for the target that it names itself.
+
+    Raises RequestError where it cannot be read, is wrong, or is for no target that has tiles to choose.
+    """
+    text = document.read(path)
+    named = document.parse(text, str(path)).record(_KEYS)["target"]
+    known = _tuned()
+    if named.text() not in known:
+        named.fail(f"wanted one of {', '.join(known)}, found {named.found()}; name a table that is for one")
+    return parse(text, str(path), named.text())
+
+
+def _tuned() -> list[str]:
+    tiled = [vendor for vendor in targets.names() if targets.load(vendor).ROUTE == "gpgpu"]
+    return [f"{vendor}:{arch}" for vendor in tiled for arch in targets.load(vendor).ARCHS]
+
+
 def parse(text: str, file: str, target: str) -> Table:
     """Checks the text of a table for `target`. Raises RequestError as `file:line: field: wanted, found`."""
-    keys = document.parse(text, file).record(("target", "measured", "source", "rows"))
+    keys = document.parse(text, file).record(_KEYS)
     if keys["target"].text() != target:
         keys["target"].fail(f"wanted {target}, found {keys['target'].found()}")
     vendor, _, arch = target.partition(":")

@@ -174,7 +174,7 @@ def _facts(options: argparse.Namespace, operator: Any, place: Place) -> dict[str
                    "gpus": torch.cuda.device_count() if place.is_gpu else 0},
         "bundle": {"name": options.bundle.name, "sha256": content, "manifest_sha256": manifest,
                    "target": target.name, "source_digest": target.source_digest,
-                   "toolchain": dict(target.toolchain),
+                   "toolchain": dict(target.tools),
                    "variants": [each.name for each in operator.variants]},
         "versions": provenance.versions(),
         "options": {"quick": options.quick, "only": options.only},

@@ -65,6 +65,10 @@ def _read_staged(at: Mapping[str, Node]) -> Staged:
     return Staged.read(at)
 
 
+# Under these names a target's toolchain says in words what is known, and what not, of the result.
+IN_WORDS = ("evidence", "parameters", "tiles")
+
+
 @dataclass(frozen=True)
 class Target:
     """Everything the bundle holds for one VENDOR:ARCH."""
@@ -88,6 +92,11 @@ class Target:
     def name(self) -> str:
         """VENDOR:ARCH."""
         return f"{self.vendor}:{self.arch}"
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """Version by tool: its toolchain without what that says in words."""
+        return {name: text for name, text in self.toolchain.items() if name not in IN_WORDS}
 
     @property
     def blobs(self) -> frozenset[str]:

@@ -29,6 +29,8 @@ COMPILE_PIP = "pip install 'kvbuild[compile]'"
               "processors that this process may use).")  # fmt: skip
 @click.option("--tune-space", is_flag=True, help="Build every candidate of the tuning space for "
               "`kvbuild tune`, in place of the tuning table's choice; takes some minutes.")  # fmt: skip
+@click.option("--tuning", "tables", multiple=True, metavar="TABLE.yaml", help="A table that `kvbuild tune` "
+              "wrote, in place of the packaged one for the target it names; repeatable.")  # fmt: skip
 @click.option("--keep-going", is_flag=True, help="Write the bundle without what failed; exit 1 all the same.")
 @output.json_option
 def command(
@@ -37,6 +39,7 @@ def command(
     destination: str,
     jobs: int | None,
     tune_space: bool,
+    tables: tuple[str, ...],
     keep_going: bool,
     as_json: bool,
 ) -> int:
@@ -44,6 +47,8 @@ def command(
     path = output.writable_file(destination)
     if config is not None:
         output.existing_file(config, "--config", "name a build.yaml")
+    advice = "name a table that `kvbuild tune` wrote"
+    own_tables = [output.existing_file(table, "--tuning", advice) for table in tables]
     output.require("yaml", "kvbuild compile", COMPILE_PIP)
 
     from .. import build, bundle, cache, progress, spec
@@ -52,7 +57,7 @@ def command(
     spec.wanted_targets(found, targets)
     reporter: Reporter = progress.choose()
     store = cache.Cache(cache.default_folder(os.environ), reporter.note)
-    plan = build.prepare(found, targets, tune_space=tune_space)
+    plan = build.prepare(found, targets, tune_space=tune_space, own_tables=own_tables)
     result = build.build(
         plan,
         cache=store,

@@ -72,7 +72,7 @@ def command(file: str, destination: str | None, device: str | None, quick: bool,
         whole = {"bundle": str(path), "table": str(table), "quick": quick, **where}
         output.emit_json({**whole, "ratios": {str(ratio): _json(each) for ratio, each in results.items()}})
     else:
-        _show(table, results)
+        _show(table, target.name, results)
     return output.EXIT_DONE
 
 
@@ -124,7 +124,7 @@ def _check(path: Path, found: dict[int, list[Candidate]]) -> None:
 
 
 def _source(where: dict[str, Any], quick: bool) -> str:
-    tools = ", ".join(f"{name} {version}" for name, version in where["toolchain"].items())
+    tools = ", ".join(f"{name} {version}" for name, version in where["tools"].items())
     versions = where["versions"]
     return (
         f"Timed on one {where['device']} (driver {versions['driver'] or 'unknown'}) on {where['date']} by "
@@ -154,11 +154,11 @@ def _json(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show(table: Path, results: dict[int, dict[str, Any]]) -> None:
+def _show(table: Path, target: str, results: dict[int, dict[str, Any]]) -> None:
     def cells(ratio: int, row: Row) -> tuple[object, ...]:
         limit = "any" if row.max_outputs is None else f"{row.max_outputs:,}"
         return ratio, limit, row.candidate.tile.tag, row.reason
 
     lines = [cells(ratio, row) for ratio, result in results.items() for row in result["rows"]]
     click.echo(output.table(("ratio", "outputs up to", "tile", "reason"), lines, ("ratio", "outputs up to")))
-    click.echo(f"{table}: written; to ship it, put it into kernels/tuning and compile")
+    click.echo(f"{table}: written; to ship it: kvbuild compile --target {target} --tuning {table}")

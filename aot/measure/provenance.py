@@ -22,6 +22,7 @@ def record(operator: Any, place: Place) -> dict[str, Any]:
         "target": target.name,
         "source_digest": target.source_digest,
         "toolchain": dict(target.toolchain),
+        "tools": dict(target.tools),
         "versions": versions(),
     }
 

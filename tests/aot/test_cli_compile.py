@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvbuild.aot import build, toolchain
-from kvbuild.aot.build import BuildResult, Failure
+from kvbuild.aot.build import BuildResult, Failure, Report
 
 Run = Callable[..., Any]
 
@@ -99,6 +99,61 @@ def test_a_missing_toolchain_is_code_3_but_a_wrong_request_comes_first(
     assert "no compiler; pip install it" in done.err
     assert kvbuild(*good, "--target", "nope").code == 2
     assert kvbuild(*good, "-o", tmp_path).code == 2
+
+
+TILE = "{block_t: 4, block_d: 512, split: 1, num_warps: 8, num_stages: 1, cluster: false}"
+TABLE = "target: TARGET\nmeasured: true\nsource: a sentence\nrows:\n" + "".join(
+    f"  {ratio}:\n    - {{max_outputs: null, tile: {TILE}, reason: any}}\n" for ratio in (128, 256, 512)
+)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans that would have been built; each build fails."""
+    plans: list[Any] = []
+
+    def refuse(plan: Any, **_: object) -> BuildResult:
+        plans.append(plan)
+        return BuildResult(None, {}, Report(0, 0, 0, 0, 0.0, (Failure("all", "not wanted"),), ()))
+
+    monkeypatch.setattr(build, "build", refuse)
+    return plans
+
+
+def test_a_tuning_table_takes_the_place_of_the_packaged_one(
+    kvbuild: Run, planned: list[Any], tmp_path: Path
+) -> None:
+    table, out = tmp_path / "mine.yaml", tmp_path / "x.kvb"
+    table.write_text(TABLE.replace("TARGET", "nvidia:sm_80"))
+    wanted = ("compile", "--target", "nvidia:sm_80", "--target", "nvidia:sm_86", "-o", out)
+    assert kvbuild(*wanted, "--tuning", table).code == 1 and kvbuild(*wanted).code == 1
+    (own, other), packaged = planned[0].targets, planned[1].targets
+    assert {kernel.tile.num_warps for kernel in own.kernels} == {8} and own.toolchain["tiles"] == "measured"
+    assert other == packaged[1] and own != packaged[0] and "not" in packaged[0].toolchain["tiles"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("nvidia:sm_1", "mine.yaml:1: target: wanted one of amd:gfx90a, "),
+        ("nvidia:sm_90", "found one for nvidia:sm_90; add --target nvidia:sm_90, or leave it out"),
+        ("nvidia:sm_80", "wanted one table for nvidia:sm_80, found a second"),
+        ("nvidia:sm_86", "delete targets.nvidia.tiles.sm_86 there"),
+    ],
+)
+def test_a_tuning_table_that_nobody_asked_for(
+    table: str, words: str, kvbuild: Run, never_builds: None, tmp_path: Path
+) -> None:
+    config, mine, second = (tmp_path / name for name in ("build.yaml", "mine.yaml", "second.yaml"))
+    tiles = f"{{sm_86: [{TILE}]}}"
+    config.write_text(f"{CONFIG}  nvidia:\n    archs: [sm_80, sm_86, sm_90]\n    tiles: {tiles}\n")
+    mine.write_text(TABLE.replace("TARGET", table))
+    second.write_text(TABLE.replace("TARGET", "nvidia:sm_80"))
+    wanted = ("compile", "--config", config, "--target", "nvidia:sm_80", "--target", "nvidia:sm_86")
+    done = kvbuild(*wanted, "-o", tmp_path / "x.kvb", "--tuning", second, "--tuning", mine)
+    assert (done.code, done.out) == (2, "") and words in done.err
+    absent = kvbuild(*wanted, "-o", tmp_path / "x.kvb", "--tuning", tmp_path / "none.yaml")
+    assert absent.code == 2 and "--tuning: wanted a readable file, found nothing at" in absent.err
 
 
 def test_it_writes_the_bundle_and_says_so(

@@ -47,7 +47,8 @@ class Operator:
         self.variants = variants
         self.target = SimpleNamespace(
             name="nvidia:sm_90", vendor="nvidia", arch="sm_90", route="gpgpu", kernels=kernels,
-            source_digest="0" * 64, toolchain={"triton": "3.9.0"},
+            source_digest="0" * 64, toolchain={"triton": "3.9.0", "tiles": "x"},
+            tools={"triton": "3.9.0"},
         )  # fmt: skip
         self.pinned: list[int | None] = []
 
@@ -114,6 +115,7 @@ def test_it_writes_the_table_that_the_builder_reads(kvbuild: Run, gpu: Path) -> 
         assert [row.max_outputs for row in rows] == [6, None], "3 + 2n < 9 + 1.1n up to 6"
     assert "so few outputs fill the chip; " in path.read_text()
     assert "no NVRTC here" in done.out and f"{path.name}: written" in done.out
+    assert done.out.endswith(f": kvbuild compile --target nvidia:sm_90 --tuning {path.name}\n")
     assert sorted(entry.name for entry in gpu.parent.iterdir()) == ["nvidia-sm_90.yaml", "space.kvb"]
 
 

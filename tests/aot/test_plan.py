@@ -211,6 +211,23 @@ def test_the_tuning_space_is_a_variant_a_candidate_with_the_tables_general_rows_
             assert general == [("general", 8), ("general", None)]
 
 
+def test_it_says_where_the_tiles_come_from() -> None:
+    def said(given: spec.Spec = SPEC, measured: bool = False, tune_space: bool = False) -> str:
+        names = [TargetName("nvidia", "sm_90")]
+        tables = {"nvidia:sm_90": replace(table((None, FUSED)), measured=measured)}
+        (target,) = planning.plan(given, names, facts(tables), tune_space=tune_space).targets
+        return target.toolchain["tiles"]
+
+    section = replace(SPEC.targets["nvidia"], tiles={"sm_90": (tuning.Row(None, FUSED),)})
+    own = replace(SPEC, targets={"nvidia": section})
+    assert said() == "reasoned, not measured"
+    assert said(measured=True) == "measured"
+    assert said(measured=True, given=own) == "given in build.yaml"
+    assert said(measured=True, tune_space=True) == "every candidate of the tuning space"
+    (cpu,) = plan("cpu:x86_64").targets
+    assert "tiles" not in cpu.toolchain
+
+
 def test_without_a_tuning_space_nothing_of_it_is_planned() -> None:
     (target,) = plan("nvidia:sm_90", rows=table((None, FUSED))).targets
     assert len([v for v in target.variants if v.layout == "aligned"]) == 3

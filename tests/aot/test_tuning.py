@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvbuild.aot import targets, tuning
@@ -93,6 +95,18 @@ def test_a_mistake_names_file_line_and_field(old: str, new: str, line: int, text
         tuning.parse(GOOD.replace(old, new, 1), "t.yaml", "nvidia:sm_90")
     assert str(caught.value).startswith(f"t.yaml:{line}: "), caught.value
     assert text in str(caught.value)
+
+
+def test_a_table_of_a_persons_own_says_its_target(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    assert tuning.read(path) == tuning.parse(GOOD, "t.yaml", "nvidia:sm_90")
+    for target in ("nvidia:sm_1", "acme:a1", "cpu:x86_64", "ascend:910B2", "nvidia"):
+        path.write_text(GOOD.replace("nvidia:sm_90", target))
+        with pytest.raises(RequestError, match=rf"mine.yaml:1: target: wanted one of .*, found '{target}'"):
+            tuning.read(path)
+    with pytest.raises(RequestError, match="cannot be read"):
+        tuning.read(tmp_path / "none.yaml")
 
 
 def test_a_missing_ratio_is_refused() -> None:

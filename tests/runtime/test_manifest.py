@@ -53,6 +53,13 @@ def test_a_manifest_survives_both_ways(samples: Any) -> None:
     assert manifest.canonical_bytes() == expected
 
 
+def test_its_tools_are_what_has_a_version(samples: Any) -> None:
+    value, _ = samples.mixed()
+    words = {"evidence": "never loaded", "parameters": "derived", "tiles": "measured"}
+    value["targets"][0]["toolchain"] = {"zig": "0.17.1", **words}
+    assert Manifest.from_json(value).targets[0].tools == {"zig": "0.17.1"}
+
+
 def test_every_field_is_required(samples: Any) -> None:
     value, _ = samples.mixed()
     fields = [
