@@ -15,6 +15,8 @@ from . import elf
 T = TypeVar("T")
 
 _HEADER = struct.Struct("<III")
+_MAX_OWNER = 64
+_MAX_NOTES = 1000
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Notes:
     def _map(self, binary: bytes) -> Mapping[str, Any]:
         for owner, kind, section, start in _notes(binary):
             if (owner, kind) == (self.owner, self.kind):
-                value, _ = unpack(section, start)
+                value, _ = unpack(bytes(section), start)
                 if isinstance(value, dict):
                     return value
         raise ValueError(f"the code object has no {self.owner.decode()} metadata note")
@@ -56,16 +58,21 @@ def owners(binary: bytes) -> set[bytes]:
     return {owner for owner, *_ in _notes(binary)}
 
 
-def _notes(binary: bytes) -> Iterator[tuple[bytes, int, bytes, int]]:
+def _notes(binary: bytes) -> Iterator[tuple[bytes, int, memoryview, int]]:
     """Owner, kind, section and place in it of the content of each ELF note."""
+    count = 0
     for section in elf.read(binary).sections:
         if not section.name.startswith(".note"):
             continue
-        data, at = section.data, 0
+        data, at = section.view, 0
         while at + _HEADER.size <= len(data):
+            count += 1
+            if count > _MAX_NOTES:
+                raise ValueError(f"wanted at most {_MAX_NOTES} ELF notes, found more")
             name_size, size, kind = _HEADER.unpack_from(data, at)
             start = at + _HEADER.size + -(-name_size // 4) * 4
-            yield data[at + _HEADER.size : at + _HEADER.size + name_size].rstrip(b"\0"), kind, data, start
+            name = at + _HEADER.size
+            yield bytes(data[name : name + min(name_size, _MAX_OWNER)]).rstrip(b"\0"), kind, data, start
             at = start + -(-size // 4) * 4
 
 

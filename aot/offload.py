@@ -14,11 +14,13 @@ _ENTRY = struct.Struct("<QQQ")
 _MAX_NAME = 4096
 
 
-def members(data: bytes) -> Mapping[str, bytes]:
+def members(data: bytes) -> Mapping[str, memoryview]:
     """Each member by its identifier. ValueError where the bytes are no whole offload bundle."""
     if not data.startswith(MAGIC):
         raise ValueError(f"wanted an offload bundle, found {data[: len(MAGIC)]!r}")
-    found: dict[str, bytes] = {}
+    found: dict[str, memoryview] = {}
+    # Views: thousands of members may each name the whole file.
+    whole = memoryview(data)
     try:
         (count,) = _COUNT.unpack_from(data, len(MAGIC))
         at = len(MAGIC) + _COUNT.size
@@ -29,7 +31,7 @@ def members(data: bytes) -> Mapping[str, bytes]:
             at += length
             if len(name) != length or start + size > len(data):
                 raise ValueError("the offload bundle is cut off")
-            found[name.decode()] = data[start : start + size]
+            found[name.decode()] = whole[start : start + size]
     except struct.error:
         raise ValueError("the offload bundle is cut off") from None
     return found

@@ -15,6 +15,8 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("c500", "c600")
+CHIPS: Mapping[str, tuple[str, ...]] = {"c500": ("C500", "C550"), "c600": ("C600",)}
+ALIASES = ("maca",)
 TOOLS = ("triton", "backend-metax", "mxcc")
 LOOKUP: Mapping[str, Tool] = {
     "backend-metax": Tool(("{triton}/backends/metax/compiler.py", "{triton}/backends/maca/compiler.py"), ()),
@@ -58,7 +60,7 @@ def device_code(binary: bytes, arch: str) -> bytes:
             f"wanted one member {_MEMBER[arch]}.. in the mcfatbin, found {len(native)} among "
             f"{', '.join(sorted(found)) or 'none'}"
         )
-    return found[native[0]]
+    return bytes(found[native[0]])
 
 
 def forms(arch: str) -> tuple[str, ...]:

@@ -93,6 +93,12 @@ def test_metadata_that_cannot_be_read_is_a_value_error(binary: bytes, text: str)
         NOTES.kernel(binary, "first")
 
 
+def test_notes_without_end_are_a_value_error() -> None:
+    # Of a megabyte of zeros each twelve are an empty note, and thousands of sections may name the same ones.
+    with pytest.raises(ValueError, match="wanted at most 1000 ELF notes, found more"):
+        codeobject.owners(binaries.elf(224, {".note": bytes(1 << 20)}))
+
+
 def test_no_damage_is_anything_but_a_value_error() -> None:
     data = with_notes(binaries.note("Maker", 7, binaries.pack(KERNELS)))
     chance, outcomes = random.Random(1), set()

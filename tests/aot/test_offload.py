@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import binaries
 import pytest
@@ -20,6 +21,13 @@ def test_what_is_cut_off_is_a_value_error(end: int) -> None:
     whole = binaries.bundle(MEMBERS)
     with pytest.raises(ValueError, match="cut off|wanted an offload bundle"):
         offload.members(whole[:-end])
+
+
+def test_members_that_each_name_the_whole_file_cost_nothing() -> None:
+    count, code = 20_000, bytes(8 << 20)
+    names = b"".join(struct.pack("<QQQ", 0, len(code), 6) + b"%06d" % index for index in range(count))
+    found = offload.members(offload.MAGIC + struct.pack("<Q", count) + names + code)
+    assert len(found) == count and found["000007"][: len(offload.MAGIC)] == offload.MAGIC
 
 
 def test_something_else_is_a_value_error() -> None:
