@@ -52,13 +52,13 @@ class Facts:
             given = _with_identity(given, marks)
         at = Node(given, "").fields(field_names(cls))
         return cls(
-            vendor=at["vendor"].string(),
-            arch=at["arch"].string(),
-            name=at["name"].string(),
+            vendor=at["vendor"].line(),
+            arch=at["arch"].line(),
+            name=at["name"].line(),
             index=at["index"].integer(),
             driver=at["driver"].integer(),
-            driver_library=at["driver_library"].text(),
-            host=at["host"].string(),
+            driver_library=at["driver_library"].line(empty=True),
+            host=at["host"].line(),
             libc=at["libc"].matching(_LIBC, "glibc's version such as 2.36, or an empty string"),
             marks=marks,
         )

@@ -47,9 +47,9 @@ class Marks:
         at = Node(value, node.step, node.parent).fields(field_names(cls))
         return cls(
             api=at["api"].string(*APIS),
-            name=at["name"].text(),
+            name=at["name"].line(empty=True),
             capability=at["capability"].matching(_CAPABILITY, "a capability such as 8.0, or an empty string"),
-            code=at["code"].text(),
+            code=at["code"].line(empty=True),
             pci=at["pci"].matching(_PCI, "four hex digits such as 10de, or an empty string"),
             torch=at["torch"].each(Node.string),
             libraries=at["libraries"].each(Node.string),

@@ -24,7 +24,7 @@ def present(names: Iterable[str]) -> tuple[str, ...]:
         name
         for name in names
         if f"/{name}\0".encode() in cache
-        or any(os.path.exists(os.path.join(folder, name)) for folder in folders)
+        or any(os.path.isfile(os.path.join(folder, name)) for folder in folders)
         or _loaded(name)
     )
 

@@ -165,6 +165,13 @@ class Node:
             self.fail("a string")
         return self.value
 
+    def line(self, empty: bool = False) -> str:
+        """Text that a terminal shows as it is: up to 256 characters, none of control. empty: "" will do."""
+        text = self.text() if empty else self.string()
+        if len(text) > 256 or not text.isprintable():
+            self.fail("at most 256 characters, none of control")
+        return text
+
     def matching(self, pattern: re.Pattern[str], wanted: str) -> str:
         """A string that the whole pattern matches."""
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):

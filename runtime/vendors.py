@@ -124,7 +124,7 @@ _FIRST_EXACT_MAJOR = 9
 
 
 def _sm_distance(built: str, here: str) -> int | str:
-    found = [re.fullmatch(r"sm_([0-9]+)([0-9])", arch) for arch in (built, here)]
+    found = [re.fullmatch(r"sm_([0-9]{1,3})([0-9])", arch) for arch in (built, here)]
     if not found[0] or not found[1]:
         return f"it is for {built} and no other arch, this device is {here}"
     (major, minor), (own_major, own_minor) = ((int(match[1]), int(match[2])) for match in found if match)

@@ -101,7 +101,7 @@ def _sha256(path: Path) -> str:
 def _say(result: BuildResult, path: Path) -> None:
     report = result.report
     for failure in report.failures:
-        click.echo(f"kvbuild: {failure.name} failed:\n{_indented(failure.error)}", err=True)
+        click.echo(f"kvbuild: {failure.name} failed:\n{_indented(output.plain(failure.error))}", err=True)
     for dropped in report.dropped if result.manifest is not None else ():
         click.echo(f"kvbuild: left out: {dropped}", err=True)
     sys.stderr.flush()

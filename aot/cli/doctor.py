@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import output
+
+if TYPE_CHECKING:
+    from ...runtime.facts import Facts
 
 # Package -> what it is for, and the pip line.
 PACKAGES = {
@@ -23,30 +27,34 @@ PACKAGES = {
     "rich": ("the progress display", "pip install 'kvbuild[compile]'"),
 }
 COMPILING = ("triton", "ziglang", "pyyaml", "rich")
+# No host has as many; a driver that says so is wrong.
+_MAX_DEVICES = 1024
 
 
 @click.command("doctor", help="Show toolchains and devices found, what is missing and how to get it.")
 @output.json_option
 def command(as_json: bool) -> int:
-    found = examine()
+    devices, notes = _devices()
+    found = examine((devices, notes))
     if as_json:
         output.emit_json(found)
     else:
-        click.echo(_text(found))
+        click.echo(output.plain(_text(found, devices)))
     return output.EXIT_DONE
 
 
-def examine() -> dict[str, Any]:
+def examine(seen: tuple[list[Facts], list[str]] | None = None) -> dict[str, Any]:
     """Everything the command shows, as JSON values. Raises nothing: what fails is itself a finding.
 
+    seen: the devices, and what was said of others; None: looks for them now.
     role: `build` where any of the packages that compile is installed, else `deploy`: such a host loads
     bundles and lacks nothing by not compiling. missing: what stands in the way of that role.
     """
+    devices, notes = seen or _devices()
     packages = {name: _version(name) for name in PACKAGES}
     role = "build" if any(packages[name] for name in COMPILING) else "deploy"
     expected = [name for name in PACKAGES if role == "build" or name not in COMPILING]
     toolchains, config = _toolchains()
-    devices, device_notes = _devices()
     cache = _cache() if role == "build" else {"folder": None, "writable": False, "problem": None}
     missing = [
         f"{name}, for {PACKAGES[name][0]}: {PACKAGES[name][1]}" for name in expected if packages[name] is None
@@ -62,8 +70,8 @@ def examine() -> dict[str, Any]:
         "packages": packages,
         "config": config,
         "toolchains": toolchains,
-        "devices": devices,
-        "notes": device_notes,
+        "devices": [facts.to_json() for facts in devices],
+        "notes": notes,
         "cache": cache,
         "missing": missing,
     }
@@ -113,19 +121,19 @@ def _configured() -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
         return dict(spec.load(path).toolchains), {"file": str(path), "problem": None}
     except ImportError:
         return {}, {"file": None, "problem": None}
-    except RequestError as error:
-        return {}, {"file": None, "problem": str(error)}
+    except (RequestError, OSError) as error:
+        return {}, {"file": None, "problem": output.message_of(error)}
 
 
-def _devices() -> tuple[list[dict[str, Any]], list[str]]:
+def _devices() -> tuple[list[Facts], list[str]]:
     from ...runtime import device
     from ...runtime.errors import DeviceError
 
-    found = [device.cpu_facts().to_json()]
+    found = [device.cpu_facts()]
     notes: list[str] = []
     try:
-        while True:
-            found.append(device.detect(len(found) - 1).to_json())
+        while len(found) <= _MAX_DEVICES:
+            found.append(device.detect(len(found) - 1))
     except DeviceError as error:
         if len(found) == 1 or not str(error).startswith("wanted device"):
             notes.append(str(error))
@@ -145,9 +153,7 @@ def _cache() -> dict[str, Any]:
     return {"folder": str(folder), "writable": True, "problem": None}
 
 
-def _text(found: dict[str, Any]) -> str:
-    from ...runtime.facts import Facts
-
+def _text(found: dict[str, Any], devices: Sequence[Facts]) -> str:
     lines = [f"kvbuild {found['kvbuild']}, Python {found['python']}, {found['platform']}", ""]
     packages = [
         (name, version or "missing", PACKAGES[name][0]) for name, version in found["packages"].items()
@@ -157,7 +163,7 @@ def _text(found: dict[str, Any]) -> str:
     lines += [output.table(("vendor", "compiles here", "driver here", "tools"), rows), ""]
     how_to = [text for one in found["toolchains"] for text in _how_to(one, found["role"])]
     lines += [*how_to, ""] if how_to else []
-    for facts in map(Facts.from_json, found["devices"]):
+    for facts in devices:
         why = f": {'; '.join(facts.reasons)}" if facts.reasons else ""
         lines.append(f"device  {facts}{why}")
     lines += [f"        no other: {note}" for note in found["notes"]]

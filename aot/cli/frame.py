@@ -109,7 +109,7 @@ def _say(kind: str, message: str, code: int, as_json: bool) -> None:
                 return
             except OSError:
                 pass
-        click.echo(f"kvbuild: {message}", err=True)
+        click.echo(f"kvbuild: {output.plain(message)}", err=True)
 
 
 def _never_fail_to_print() -> None:

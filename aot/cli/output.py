@@ -58,6 +58,11 @@ def emit_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=True))
 
 
+def plain(text: str) -> str:
+    """The text with what would steer a terminal written out: it may quote files and programs."""
+    return "".join(c if c in "\n\t" or c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def paint(text: str, colour: str) -> str:
     """The text in a colour; plain where NO_COLOR is set (click drops it where stdout is no terminal)."""
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from kvbuild.aot import targets
 from kvbuild.aot.cli import doctor
+from kvbuild.runtime import device
+from kvbuild.runtime.facts import Facts
 
 Run = Callable[..., Any]
 
@@ -67,6 +70,19 @@ def test_a_broken_build_yaml_is_a_finding(
     found = doctor.examine()
     assert found["config"]["problem"] and found["config"]["problem"] in found["missing"]
     assert kvbuild("doctor").code == 0
+
+
+def test_a_driver_that_says_nonsense_is_a_finding(kvbuild: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = device.cpu_facts()
+
+    def detect(index: int) -> Facts:
+        return replace(here, vendor="nvidia", name="\x1b[2J", index=index, driver=-7)
+
+    monkeypatch.setattr(device, "detect", detect)
+    monkeypatch.setattr(doctor, "_MAX_DEVICES", 3)
+    done = kvbuild("doctor")
+    assert done.code == 0 and done.out.count("device  nvidia:") == 3
+    assert "\x1b" not in done.out and r"\x1b[2J" in done.out
 
 
 @pytest.fixture

@@ -365,6 +365,8 @@ def test_to_look_for_libraries_loads_none(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path / 'a'}:{tmp_path / 'absent'}")
     (tmp_path / "ld.so.cache").write_bytes(b"\0libtwo.so\0/opt/x/libtwo.so\0/opt/x/libthree.so.1\0")
     names = ("libone.so", "libtwo.so", "libthree.so", "libfour.so", "libc.so.6")
+    (tmp_path / "a" / "libfolder.so").mkdir()
+    assert libraries.present(("libfolder.so",)) == ()
     assert libraries.present(names) == ("libone.so", "libtwo.so", "libc.so.6")
 
 

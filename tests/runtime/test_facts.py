@@ -42,6 +42,11 @@ def test_every_field_is_required_and_typed(name: str) -> None:
         ({"driver": -1}, "driver: wanted an integer >= 0, found -1"),
         ({"index": True}, "index: wanted an integer >= 0, found true"),
         ({"arch": ""}, "arch: wanted a non-empty string"),
+        ({"name": "H200\x1b[2J"}, "name: wanted at most 256 characters, none of control"),
+        ({"arch": "sm_90\n"}, "arch: wanted at most 256 characters, none of control"),
+        ({"host": "x86_64\u202e"}, "host: wanted at most 256 characters, none of control"),
+        ({"vendor": "n" * 257}, "vendor: wanted at most 256 characters, none of control, found .{80}$"),
+        ({"driver_library": "a\0"}, "driver_library: wanted at most 256 characters"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], words: str) -> None:
@@ -76,6 +81,8 @@ def test_marks_come_with_the_facts_and_may_stand_for_vendor_and_arch() -> None:
             {"marks": {"api": "cuda", "capability": "nine"}},
             "^marks.capability: wanted a capability such as 8.0",
         ),
+        ({"marks": {"api": "cuda", "name": "\x1b"}}, "^marks.name: wanted at most 256 characters"),
+        ({"marks": {"api": "hip", "code": "g" * 300}}, "^marks.code: wanted at most 256 characters"),
         ({"marks": {"api": "cuda", "torch": "hip"}}, "^marks.torch: wanted an array"),
         ({"marks": {"api": "cuda", "color": 1}}, "^marks.color: wanted no field but"),
         (

@@ -51,6 +51,7 @@ ARCHS = [
     ("nvidia:sm_103", nvidia("sm_103"), True, True, ""),
     ("nvidia:sm_120", nvidia("sm_121"), False, False, "runs on sm_120 alone, this device is sm_121"),
     ("nvidia:sm_80", nvidia("sm_100"), False, False, "this device has 10.0"),
+    ("nvidia:sm_80", nvidia("sm_" + "9" * 5000), False, False, "it is for sm_80 and no other arch"),
     ("nvidia:sm_90a", nvidia("sm_90"), False, False, "it is for sm_90a and no other arch"),
     ("amd:gfx942", MI300, True, True, ""),
     ("amd:gfx942", replace(MI300, arch="gfx942"), True, True, ""),
