@@ -15,21 +15,23 @@ from .errors import BuildError, RequestError
 def publish(path: Path, what: str, chunks: Iterable[bytes]) -> None:
     """Writes a file that is there whole or not at all. what: the noun that errors use, such as bundle.
 
+    A link stays, and what it leads to is replaced.
     Raises RequestError where nothing can be put there, BuildError where the disk is full or fails.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         kind = "a folder" if os.path.isdir(path) else "something that is not a regular file"
         raise RequestError(f"{path}: wanted a file's name, found {kind}; choose another with -o")
+    real = Path(os.path.realpath(path))
     # Named before it is made, so that an interrupt at any moment knows what to remove.
-    temporary = path.parent / f".kvb-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    temporary = real.parent / f".kvb-{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        os.replace(temporary, real)
+        _sync_folder(real.parent)
     except OSError as error:
         words = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
