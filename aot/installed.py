@@ -226,7 +226,7 @@ def install(
     # What a virtual environment's name leads to can change, and the folder is for this version alone.
     real = os.path.realpath(interpreter)
     if found is not None:
-        if found.python == real:
+        if os.path.realpath(found.python) == real:
             return found
         raise RequestError(
             f"{vendor}: wanted a toolchain for {real}, found one for {found.python} in {found.folder}; "
