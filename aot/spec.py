@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..kernels.contract import COMPRESS_RATIOS, SPECIALISED_BLOCK_SIZE
-from . import document, targets
+from . import document, meant, targets
 from .errors import RequestError
 from .tuning import Row, parse_rows
 
@@ -122,6 +122,7 @@ def wanted_targets(spec: Spec, names: Sequence[str]) -> tuple[TargetName, ...]:
         if vendor not in targets.names():
             raise RequestError(
                 f"target {name!r}: unknown vendor {vendor!r}; wanted one of {', '.join(targets.names())}"
+                f"{meant.target(name)}"
             )
         if vendor not in spec.targets:
             raise RequestError(
@@ -131,7 +132,7 @@ def wanted_targets(spec: Spec, names: Sequence[str]) -> tuple[TargetName, ...]:
         if colon and arch not in listed:
             known = targets.load(vendor).ARCHS
             what = "does not list it" if arch in known else "knows no such arch"
-            hint = f"; add {arch} to targets.{vendor}.archs" if arch in known else ""
+            hint = f"; add {arch} to targets.{vendor}.archs" if arch in known else meant.target(name)
             whose = spec.file if arch in known else "kvbuild"
             raise RequestError(
                 f"target {name!r}: {whose} {what}; wanted one of "
@@ -173,7 +174,8 @@ def _vendors(value: document.Value, if_none: str = "") -> list[tuple[str, docume
     found: list[tuple[str, document.Value]] = []
     for key, section in value.items():
         if not isinstance(key, str) or key not in targets.names():
-            section.fail(f"unknown vendor {key!r}; wanted one of {', '.join(targets.names())}")
+            known = ", ".join(targets.names())
+            section.fail(f"unknown vendor {key!r}; wanted one of {known}{meant.vendor(str(key))}")
         found.append((key, section))
     if not found and if_none:
         value.fail(if_none)

@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- made by benchmarks/support_table.py -->"
 END = "<!-- end of what it made -->"
-HEAD = ("vendor", "archs", "compiled here", "loaded", "computed", "evidence")
+HEAD = ("vendor", "archs", "such as", "compiled here", "loaded", "computed", "evidence")
 
 # What the packages of the extra `compile` bring. Whoever needs more needs a vendor's SDK.
 FROM_THE_REGISTRY = frozenset({"triton", "ptxas", "zig"})
+_CHIPS_SHOWN = 2
 STAND_IN = "a stand-in driver"
 
 
@@ -113,9 +114,14 @@ def table(made: Iterable[Row]) -> str:
     """The rows as Markdown, with the marks around them."""
     lines = [BEGIN, f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     for row in made:
-        cells = (row.vendor, " ".join(row.archs), row.compiled, row.loaded, row.computed, row.evidence)
+        chips = ", ".join(chip for arch in row.archs for chip in _chips(row.vendor, arch))
+        cells = row.vendor, " ".join(row.archs), chips, row.compiled, row.loaded, row.computed, row.evidence
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, END])
+
+
+def _chips(vendor: str, arch: str) -> tuple[str, ...]:
+    return targets.load(vendor).CHIPS.get(arch, ())[:_CHIPS_SHOWN]
 
 
 def written(text: str, made: str) -> str:

@@ -11,6 +11,14 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+CHIPS: Mapping[str, tuple[str, ...]] = {
+    "gfx90a": ("MI250", "MI250X", "MI210"),
+    "gfx942": ("MI300X", "MI300A", "MI325X"),
+    "gfx950": ("MI355X", "MI350X"),
+    "gfx1100": ("RX 7900 XTX", "RX 7900 XT"),
+    "gfx1201": ("RX 9070 XT", "RX 9070"),
+}
+ALIASES = ("rocm", "hip")
 TOOLS = ("triton",)
 LOOKUP: Mapping[str, Tool] = {}
 SDK = ""

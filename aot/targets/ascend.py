@@ -17,6 +17,8 @@ from . import Parameter, Tool
 
 ROUTE = "staged"
 ARCHS = tuple(pipeline.VECTOR_CORES)
+CHIPS: Mapping[str, tuple[str, ...]] = {arch: (f"Ascend {arch}",) for arch in ARCHS}
+ALIASES = ("huawei", "npu", "cann")
 TOOLS = ("triton", "triton-adapter-opt", "bishengir-compile")
 _BISHENGIR = "{triton}/../ascendnpuir/bin/bishengir-compile"
 LOOKUP: Mapping[str, Tool] = {

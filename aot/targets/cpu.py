@@ -10,6 +10,8 @@ from . import Parameter, Tool
 
 ROUTE = "cpu"
 ARCHS = ("x86_64", "aarch64")
+CHIPS: Mapping[str, tuple[str, ...]] = {}
+ALIASES = ("host",)
 TOOLS = ("zig",)
 LOOKUP: Mapping[str, Tool] = {}
 SDK = ""

@@ -17,6 +17,10 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("gfx906", "gfx926", "gfx928", "gfx936", "gfx938")
+CHIPS: Mapping[str, tuple[str, ...]] = {
+    "gfx906": ("Z100",), "gfx926": ("K100",), "gfx928": ("K100_AI",), "gfx936": ("BW1000",),
+}  # fmt: skip
+ALIASES = ("dcu", "dtk")
 TOOLS = ("triton", "backend-hcu", "dtk-clang")
 LOOKUP: Mapping[str, Tool] = {
     "backend-hcu": Tool(("{triton}/backends/hcu/compiler.py",), ()),

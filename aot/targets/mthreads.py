@@ -14,6 +14,8 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("mp_21", "mp_22", "mp_31")
+CHIPS: Mapping[str, tuple[str, ...]] = {"mp_21": ("S80",), "mp_22": ("S4000",), "mp_31": ("S5000",)}
+ALIASES = ("moore-threads", "musa", "mtt")
 TOOLS = ("triton", "backend-mthreads", "musa-llc")
 LOOKUP: Mapping[str, Tool] = {
     "backend-mthreads": Tool(

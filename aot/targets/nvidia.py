@@ -12,6 +12,17 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+CHIPS: Mapping[str, tuple[str, ...]] = {
+    "sm_80": ("A100", "A800", "A30"),
+    "sm_86": ("A10", "A40", "RTX 3090"),
+    "sm_89": ("L4", "L40S", "L40", "L20", "RTX 4090"),
+    "sm_90": ("H100", "H200", "H800", "H20", "GH200"),
+    "sm_100": ("B200", "GB200"),
+    "sm_103": ("B300", "GB300"),
+    "sm_120": ("RTX 5090",),
+    "sm_121": ("GB10",),
+}
+ALIASES = ("cuda",)
 TOOLS = ("triton", "ptxas")
 # ptxas prints its release as well, which says less.
 LOOKUP: Mapping[str, Tool] = {

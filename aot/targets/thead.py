@@ -16,6 +16,8 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("ppu001", "ppu0015")
+CHIPS: Mapping[str, tuple[str, ...]] = {"ppu001": ("PPU-ZW810E",)}
+ALIASES = ("t-head", "ppu", "alibaba")
 TOOLS = ("triton", "backend-ppu", "ppu-llc")
 LOOKUP: Mapping[str, Tool] = {
     "backend-ppu": Tool(("{triton}/backends/ppu/compiler.py",), ()),

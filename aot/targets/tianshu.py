@@ -15,6 +15,8 @@ from . import Parameter, Tool
 
 ROUTE = "gpgpu"
 ARCHS = ("ivcore10", "ivcore11", "ivcore20")
+CHIPS: Mapping[str, tuple[str, ...]] = {"ivcore11": ("BI-V150", "MR-V100")}
+ALIASES = ("iluvatar", "corex")
 TOOLS = ("triton", "backend-iluvatar", "corex")
 LOOKUP: Mapping[str, Tool] = {
     "backend-iluvatar": Tool(

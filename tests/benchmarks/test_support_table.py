@@ -34,6 +34,11 @@ def test_the_readme_has_the_table_of_now(support: Any) -> None:
     assert support.written(readme, made) == readme
 
 
+def test_the_chips_of_a_row_are_those_of_its_archs(support: Any) -> None:
+    (rows,) = [row for row in support.table(support.rows({})).splitlines() if row.startswith("| metax ")]
+    assert rows.startswith("| metax | c500 c600 | C500, C550, C600 | no: it takes ")
+
+
 def test_every_target_stands_in_it_once(support: Any) -> None:
     listed = [(row.vendor, arch) for row in support.rows({}) for arch in row.archs]
     assert sorted(listed) == sorted((v, arch) for v in targets.names() for arch in targets.load(v).ARCHS)
