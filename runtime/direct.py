@@ -12,7 +12,7 @@ import ctypes
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn
 
 from . import torch_place
@@ -20,6 +20,7 @@ from .arguments import OPERANDS, explain, refuse_odd
 
 _CAPSULE = b"dlpack_exchange_api"
 _DLPACK_MAJOR = 1
+_places: dict[bool, torch_place.Place] = {}
 # The launcher's KVB_* codes.
 _KINDS: dict[int, type[Exception]] = {1: TypeError, 2: ValueError, 3: RuntimeError, 4: MemoryError}
 
@@ -104,9 +105,11 @@ def step(
     return make(given, objects(*fixed), *numbers) or plain
 
 
-@cache
 def _place(on_cpu: bool) -> torch_place.Place:
-    return torch_place.find(sys.modules["torch"], on_cpu)
+    place = _places.get(on_cpu) or torch_place.find(sys.modules["torch"], on_cpu)
+    if place.plain:  # else it may be found later: modes of torch that are active now can be in the way
+        _places[on_cpu] = place
+    return place
 
 
 def _given(

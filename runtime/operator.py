@@ -50,8 +50,12 @@ def load(
     # Before the device: it brings in torch where torch is installed, and torch knows the current device.
     import tvm_ffi  # noqa: F401
 
-    if trusted_keys is not None and (isinstance(trusted_keys, str) or not isinstance(trusted_keys, Sequence)):
+    if trusted_keys is not None and (
+        isinstance(trusted_keys, (str, bytes)) or not isinstance(trusted_keys, Sequence)
+    ):
         raise TypeError(f"trusted_keys: wanted a list of keys, found {type(trusted_keys).__name__}")
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict: wanted True or False, found {strict!r}")
     with open_bundle(bundle_path(path)) as bundle:
         if trusted_keys is not None:
             raise BundleError(

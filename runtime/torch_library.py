@@ -46,8 +46,7 @@ class _Registered:
         self.library.define(plain + SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
         for key in _DISPATCH_KEYS:
             self.library.impl(plain, self.run, key)
-        # Nothing to compute: the one effect is on kv_cache, and the schema says so.
-        torch.library.register_fake(name, lambda *arguments: None, lib=self.library)
+        torch.library.register_fake(name, _trace, lib=self.library)
 
     def run(self, *arguments: Any) -> None:
         device = arguments[_KV_CACHE].device
@@ -59,6 +58,18 @@ class _Registered:
                 "device and register it too"
             )
         operator.compress(*arguments)
+
+
+def _trace(*arguments: Any) -> None:
+    """Nothing to compute: the one effect is on kv_cache, and the schema says so. torch asks this too where a
+    single operand is a meta tensor, and nothing would be written to the others."""
+    wanted = arguments[_KV_CACHE].device
+    for name, value in zip(OPERANDS, arguments, strict=False):
+        if value.device != wanted:
+            raise ValueError(
+                f"{name}: wanted a tensor on {wanted}, where kv_cache lies, found one on {value.device}; "
+                "move it there"
+            )
 
 
 def register(operator: Operator, name: str = NAME) -> Any:

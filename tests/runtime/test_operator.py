@@ -158,10 +158,16 @@ def test_trusted_keys_refuse_what_no_one_signed(stand_in_bundle: Path, keys: lis
         runtime.load(stand_in_bundle, device="cpu", trusted_keys=keys)
 
 
-@pytest.mark.parametrize("keys", [5, "key", object(), iter([])], ids=lambda keys: type(keys).__name__)
+@pytest.mark.parametrize("keys", [5, "key", b"key", object(), iter([])], ids=lambda keys: type(keys).__name__)
 def test_trusted_keys_that_are_no_list_are_a_type_error(stand_in_bundle: Path, keys: Any) -> None:
     with pytest.raises(TypeError, match="trusted_keys: wanted a list of keys"):
         runtime.load(stand_in_bundle, device="cpu", trusted_keys=keys)
+
+
+@pytest.mark.parametrize("strict", ["no", 1, None])
+def test_strict_is_true_or_false(stand_in_bundle: Path, strict: Any) -> None:
+    with pytest.raises(TypeError, match=f"strict: wanted True or False, found {strict!r}"):
+        runtime.load(stand_in_bundle, device="cpu", strict=strict)
 
 
 def test_no_artifact_for_the_device(stand_in_bundle: Path, as_gpu: Callable[[int], None]) -> None:

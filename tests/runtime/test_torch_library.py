@@ -61,6 +61,16 @@ def test_an_eager_call_writes_the_same_bytes(cpu: runtime.Operator, op: Any) -> 
     assert torch.ops.kvbuild.compress is op
 
 
+@pytest.mark.parametrize("name", ["state_cache", "rms_norm_weight", "kv_cache"])
+def test_a_single_meta_tensor_is_refused_and_not_taken_for_a_trace(op: Any, name: str) -> None:
+    inputs = make(SMALL, seed=1)
+    found = "cpu" if name == "kv_cache" else "meta"
+    with pytest.raises(ValueError, match=f"wanted a tensor on .* kv_cache lies, found one on {found}; move"):
+        op(*inputs.with_(**{name: getattr(inputs, name).to("meta")}).call_args())
+    given = inputs.call_args()
+    assert op(*(each.to("meta") for each in given[:9]), *given[9:]) is None
+
+
 def test_torchs_own_checks_pass(op: Any) -> None:
     found = torch.library.opcheck(op.default, make(SMALL, seed=2).call_args())
     assert set(found.values()) == {"SUCCESS"} and len(found) >= 4

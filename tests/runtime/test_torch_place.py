@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.overrides import TorchFunctionMode
 
-from kvbuild.runtime import torch_place
+from kvbuild.runtime import direct, torch_place
 
 
 def find(**changes: Any) -> torch_place.Place:
@@ -47,6 +51,36 @@ def test_a_torch_without_handles_or_functions() -> None:
     other = ctypes.util.find_library("m") or "libm.so.6"
     assert nowhere(find(_C=Without(__file__=other, _aoti=torch._C._aoti)))
     assert nowhere(find(_C=Without(__file__="/nonexistent", _aoti=torch._C._aoti)))
+
+
+def test_the_keys_are_those_that_torch_gives() -> None:
+    place = find()
+    if nowhere(place):
+        pytest.skip("this torch has none")
+    word = ctypes.c_size_t.from_address
+    plain = torch.zeros(3)
+    functional = torch._to_functional_tensor(plain)
+    for tensor, odd in ((plain, False), (torch._neg_view(plain), True), (functional, True)):
+        keys = word(word(id(tensor) + place.offset).value + place.keys).value
+        assert keys == torch._C._dispatch_keys(tensor).raw_repr()
+        assert bool(keys & place.odd_keys) == odd
+    with torch.inference_mode():
+        assert not torch._C._dispatch_keys(torch.zeros(3)).raw_repr() & place.odd_keys
+
+
+class Refusing(TorchFunctionMode):
+    def __torch_function__(self, *arguments: object) -> None:
+        raise KeyError("not now")
+
+
+@pytest.mark.parametrize("mode", [Refusing, FunctionalTensorMode])
+def test_a_mode_of_torch_hides_the_place_while_it_lasts(
+    mode: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_places", {})
+    with mode():
+        assert nowhere(direct._place(True))
+    assert bytes(direct._place(True)) == bytes(find())
 
 
 @pytest.mark.parametrize("offsets", [(), (24,), (48,), (1 << 20,)])
