@@ -9,17 +9,17 @@ from dataclasses import dataclass
 _LEADING = ("ffts_base_address", "sync_block_lock", "workspace")
 _GRID = ("i32", "i32", "i32")
 
-_ENTRY = re.compile(
-    r"^  func\.func @(\w+)\((.*)\) attributes \{([^\n]*hacc\.entry[^\n]*)\} \{$", re.MULTILINE
+# Every expression reads from one place of one line, so that none takes longer than the text is long.
+_FUNCTION, _ATTRIBUTES, _END = "  func.func @", ") attributes {", "} {"
+_PARAMETER = re.compile(
+    r"%arg\d+: (memref<\?x(?P<element>\w+), [^>]{0,400}>>|\w+)(?P<attributes> \{[^}]{0,400}\})?"
 )
-_PARAMETER = re.compile(r"%arg\d+: (memref<\?x(?P<element>\w+), [^>]*>>|\w+)(?P<attributes> \{[^}]*\})?")
 _ARGUMENT_KIND = re.compile(r"hacc\.arg_type = #hacc\.arg_type<(\w+)>")
 _CONSTANT = re.compile(r"^ *(%\w+) = arith\.constant (\d+) : i64$", re.MULTILINE)
+_CAST, _SPACE, _IN_UB = "hivm.hir.pointer_cast(", "#hivm.address_space<", "#hivm.address_space<ub>>"
 _BUFFER = re.compile(
-    r"hivm\.hir\.pointer_cast\((?P<addresses>%[^)]*)\)[^:\n]* : "
-    r"memref<(?P<shape>(?:\d+x)*)(?P<element>[a-z]+\d+)[^\n]*#hivm\.address_space<ub>>"
+    r"(?P<addresses>%[^)]*)\)[^:]* : memref<(?P<shape>(?:\d+x)*)(?P<element>[a-z]+\d+)\b"
 )
-_ANY_BUFFER = re.compile(r"hivm\.hir\.pointer_cast\([^\n]*#hivm\.address_space<ub>>")
 _BITS = re.compile(r"[a-z]+(\d+)")
 # Host functions by which a kernel would ask for a workspace or locks of its launcher.
 _WANTS = ("_infer_workspace_shape_function", "_infer_sync_block_lock_num_function")
@@ -36,7 +36,7 @@ class Hivm:
 
 def read(text: str) -> Hivm:
     """Reads one module. ValueError where it is not a vector kernel that a launcher can launch."""
-    entries = _ENTRY.findall(text)
+    entries = _entries(text)
     if len(entries) != 1:
         raise ValueError(f"wanted HIVM with one entry function, found {len(entries)}")
     name, parameters, attributes = entries[0]
@@ -48,6 +48,18 @@ def read(text: str) -> Hivm:
     return Hivm(name, _own_parameters(name, parameters), _ub_bytes(name, text))
 
 
+def _entries(text: str) -> list[tuple[str, str, str]]:
+    """Name, parameters and attributes of each entry function."""
+    found = []
+    for line in text.split("\n"):
+        if line.startswith(_FUNCTION) and line.endswith(_END):
+            head, _, attributes = line[len(_FUNCTION) : -len(_END)].rpartition(_ATTRIBUTES)
+            name, _, parameters = head.partition("(")
+            if re.fullmatch(r"\w+", name) and "hacc.entry" in attributes:
+                found.append((name, parameters, attributes))
+    return found
+
+
 def _own_parameters(name: str, text: str) -> tuple[str, ...]:
     found = list(_PARAMETER.finditer(text))
     kinds = tuple(
@@ -56,7 +68,7 @@ def _own_parameters(name: str, text: str) -> tuple[str, ...]:
     types = tuple(_type(each["element"], each[1]) for each in found)
     if kinds[:3] != _LEADING or types[-3:] != _GRID or any(kinds[3:]):
         raise ValueError(
-            f"{name}: wanted the parameters {', '.join(_LEADING)}, its own and three i32, found {text}"
+            f"{name}: wanted the parameters {', '.join(_LEADING)}, its own and three i32, found {text[:500]}"
         )
     return types[3:-3]
 
@@ -70,11 +82,14 @@ def _type(element: str | None, whole: str) -> str:
 
 def _ub_bytes(name: str, text: str) -> int:
     constants = {constant: int(value) for constant, value in _CONSTANT.findall(text)}
-    buffers = list(_BUFFER.finditer(text))
-    if len(buffers) != len(_ANY_BUFFER.findall(text)):
-        raise ValueError(f"{name}: wanted buffers of fixed shapes, found some whose size cannot be read")
     end = 0
-    for buffer in buffers:
+    for line in text.split("\n"):
+        _, cast, rest = line.partition(_CAST)
+        if not cast or (_IN_UB not in rest and _SPACE in rest):
+            continue
+        buffer = _BUFFER.match(rest) if _IN_UB in rest and _CAST not in rest else None
+        if buffer is None:
+            raise ValueError(f"{name}: wanted buffers of fixed shapes, found some whose size cannot be read")
         bits = _BITS.fullmatch(buffer["element"])
         assert bits
         size = int(bits[1])

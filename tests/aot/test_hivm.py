@@ -55,6 +55,7 @@ def test_the_buffer_is_used_up_to_the_end_of_its_last_piece() -> None:
     ("line", "words"),
     [
         (f"%0 = hivm.hir.pointer_cast(%c1_i64) : memref<?xf32, {UB}>", "whose size cannot be read"),
+        (f"%0 = hivm.hir.pointer_cast(%c1\n_i64) : memref<8xf32, {UB}>", "whose size cannot be read"),
         (f"%0 = hivm.hir.pointer_cast(%made) : memref<8xf32, {UB}>", "wanted planned addresses, found %made"),
     ],
 )
@@ -78,3 +79,26 @@ def test_a_piece_that_cannot_be_counted_is_refused(line: str, words: str) -> Non
 def test_what_no_launcher_can_launch_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         hivm.read(text)
+
+
+def _hostile() -> list[str]:
+    function = "  func.func @a("
+    return [
+        function + ") attributes {hacc.entry" * 20_000 + "\n",
+        function + ") attributes {" * 20_000 + "hacc.entry" * 20_000 + "} {\n",
+        function + "%arg0: memref<?xi8, " * 20_000 + ") attributes {hacc.entry, hivm.func_core_type<AIV>} {\n",
+        module("    hivm.hir.pointer_cast(%" * 20_000),
+        module("    hivm.hir.pointer_cast(%\n" * 20_000),
+        module("    hivm.hir.pointer_cast(%a) : memref<" + "8x" * 100_000 + f" {UB}>"),
+        module("    hivm.hir.pointer_cast(%a)" + " : memref<8x" * 20_000 + f"f32, {UB}>"),
+        module(" " * 200_000 + "%c" + "c" * 200_000),
+    ]
+
+
+@pytest.mark.parametrize("text", _hostile(), ids=range(8))
+def test_no_text_takes_longer_than_it_is_long(text: str) -> None:
+    """Each took minutes, or would have, where an expression could start over at every word."""
+    try:
+        hivm.read(text)
+    except ValueError as error:
+        assert len(str(error)) < 1000
