@@ -96,6 +96,10 @@ def identify(marks: Marks) -> Identity:
     if present:
         ((vendor, own),) = present.items()
         reason = f"this host has {vendor}'s library {own[0]}"
+    elif VENDORS[vendor].devices.named:
+        name = f"its name is {marks.name!r} and" if marks.name else "it shows no name, and"
+        unknown = f"but {name} its PCI vendor cannot be read: no vendor here has such devices"
+        return Identity("", "", (f"it answers as {marks.api}", unknown))
     return Identity(vendor, _arch(VENDORS[vendor].devices, marks), (reason,))
 
 

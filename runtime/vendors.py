@@ -46,6 +46,8 @@ class Devices:
     apis:      the interfaces that know them; of several vendors that share one, the first row is meant where
                nothing speaks for another.
     name:      what their names look like, from the start. code: what no other vendor's code is called.
+    named:     whether each of its devices has such a name or the vendor's PCI number, so that one that has
+               neither is another's.
     pci:       the vendor's PCI number. torch: what only a torch built for it has: an attribute's path, and
                behind an = what the attribute's text holds.
     libraries: what only its driver brings.
@@ -59,6 +61,7 @@ class Devices:
     apis: tuple[str, ...]
     name: str
     code: str = "(?!)"
+    named: bool = False
     pci: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -146,7 +149,8 @@ VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
         Driver("kDLCUDA", "NVIDIA's driver", ("libcuda.so.1",), _named("cu", _CONTEXTS)),
         Devices(
-            ("cuda",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX", pci=("10de",),
+            ("cuda",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|GRID|RTX|Graphics Device", named=True,
+            pci=("10de",),
             arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"), distance=_sm_distance, version=_cuda_version,
         ),
     ),

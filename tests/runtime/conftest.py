@@ -78,7 +78,7 @@ int cuDeviceGet(int *out, int index) { *out = index + 100; return 0; }
 int cuCtxGetDevice(int *out) { *out = number("STAND_IN_CURRENT"); return *out < 0 ? 201 : 0; }
 int cuDeviceGetName(char *out, int size, int device) {
   const char *name = getenv("STAND_IN_NAME");
-  name ? snprintf(out, size, "%s", name) : snprintf(out, size, "Stand-in %d", device);
+  name ? snprintf(out, size, "%s", name) : snprintf(out, size, "NVIDIA Stand-in %d", device);
   return 0;
 }
 int cuDeviceGetAttribute(int *out, int which, int device) {

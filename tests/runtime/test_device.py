@@ -95,7 +95,7 @@ def test_the_driver_is_asked_without_torch(driver: Any) -> None:
     driver(count=4, current=2)
     facts = detect()
     assert (facts.vendor, facts.arch, facts.index) == ("nvidia", "sm_88", 2)
-    assert facts.name == "Stand-in 102" and facts.driver == 12040
+    assert facts.name == "NVIDIA Stand-in 102" and facts.driver == 12040
     assert detect("cuda") == facts
     assert detect("cuda:1").arch == "sm_87" and detect(3).arch == "sm_89"
     driver(count=4, current=-1)
@@ -113,7 +113,7 @@ def test_torch_knows_the_current_device(driver: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     assert detect().index == 2 and detect("cuda").index == 2
     # NVIDIA's driver tells its version too, so it is asked even where torch could tell the rest.
-    assert (detect().name, detect().driver, detect().vendor) == ("Stand-in 102", 12040, "nvidia")
+    assert (detect().name, detect().driver, detect().vendor) == ("NVIDIA Stand-in 102", 12040, "nvidia")
     assert detect("cuda:1").index == 1
     monkeypatch.setitem(sys.modules, "torch", fake_torch(is_available=lambda: False, cuda=None))
     assert detect().vendor == "cpu"

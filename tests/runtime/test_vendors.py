@@ -161,8 +161,10 @@ def test_corex_code_is_refused_on_nvidia_and_the_other_way_round(samples: Any) -
 
 SPARSE = [
     # One mark at a time decides; nothing falls to NVIDIA or AMD unless nothing speaks.
-    (Marks("cuda"), "nvidia"),
-    (Marks("cuda", "A30"), "nvidia"),
+    *((Marks("cuda", f"{name} 1"), "nvidia") for name in ("NVIDIA", "Tesla", "GeForce", "Quadro", "TITAN")),
+    (Marks("cuda", "GRID A100-10C"), "nvidia"),
+    (Marks("cuda", "Graphics Device"), "nvidia"),
+    (Marks("cuda", "A30", pci="10de"), "nvidia"),
     (Marks("cuda", pci="10de"), "nvidia"),
     (Marks("cuda", "PPU-ZW810"), "thead"),
     (Marks("cuda", torch=("__version__=ppu",)), "thead"),
@@ -184,7 +186,7 @@ SPARSE = [
     (Marks("hip", code="gfx906", libraries=("libgalaxyhip.so",)), "hygon"),
     (Marks("hip", code="gfx906", pci="1002", libraries=("libgalaxyhip.so",)), "amd"),
     (Marks("cuda", "NVIDIA H20", libraries=("libhggc.so", "libmcruntime.so")), "nvidia"),
-    (Marks("cuda", libraries=("libmusa.so", "libascendcl.so")), "nvidia"),
+    (Marks("cuda", "NVIDIA H20", libraries=("libmusa.so", "libascendcl.so")), "nvidia"),
 ]
 
 
@@ -211,6 +213,8 @@ def test_one_mark_decides(marks: Marks, vendor: str) -> None:
             Marks("cuda", libraries=("libhggc.so", "libmcruntime.so")),
             "more than one vendor: metax's libmcruntime",
         ),
+        (Marks("cuda", "Biren BR100", "9.0"), "its name is 'Biren BR100' and its PCI vendor cannot be read"),
+        (Marks("cuda", "", "9.0", libraries=("libmusa.so",)), "it shows no name, and its PCI vendor cannot"),
         (Marks("hip", "AMD Instinct", code="gfx936"), "hygon: its code is gfx936"),
     ],
 )
