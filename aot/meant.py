@@ -96,6 +96,8 @@ def _by_arch(words: Iterable[str], among: Sequence[_Target]) -> list[_Target]:
         if word in archs:
             return [archs[word]]
         alike = [arch for arch in archs if re.findall(r"\d+", arch) == re.findall(r"\d+", word)]
+        # Where an arch is a chip's own name, a letter more is another chip: 910B2C is no 910B2.
+        alike = [arch for arch in alike if not (arch[0].isdigit() and re.search(f"{arch}[a-z]", word))]
         close = difflib.get_close_matches(word, alike, cutoff=_CLOSE)
         if close:
             return [archs[each] for each in close]

@@ -125,7 +125,7 @@ def _arch(row: Devices, marks: Marks) -> str:
         return row.archs[marks.capability]
     if row.arch is not None:
         source, expression, filled = row.arch
-        match = re.fullmatch(expression, getattr(marks, source))
+        match = re.fullmatch(expression, getattr(marks, source) or marks.name)
         if match is not None:
             return match.expand(filled)
     return marks.code or (f"capability-{marks.capability}" if marks.capability else "unknown")

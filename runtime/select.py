@@ -87,7 +87,20 @@ def _advice(trace: list[Accepted | Rejected], facts: Facts, strict: bool) -> str
                 f"{verdict.target.name} has code for this device: mend what its reason names (update the "
                 "driver, or build with a launcher for this host: hosts in build.yaml)"
             )
-    return f"build one that does: kvbuild compile --target {facts.vendor}:{bare_arch(facts)}"
+    return _build(facts, strict)
+
+
+def _build(facts: Facts, strict: bool) -> str:
+    """What to build: a target of the device's arch, else of another arch whose code it runs."""
+    here, row = bare_arch(facts), VENDORS.get(facts.vendor)
+    built = row.devices.built if row is not None else ()
+    distances = {arch: arch_distance(facts.vendor, arch, here) for arch in built or (here,)}
+    runs = {arch: each for arch, each in distances.items() if isinstance(each, int) and not (strict and each)}
+    if not runs:
+        has = ", ".join(f"{facts.vendor}:{arch}" for arch in built)
+        return f"kvbuild has no target for {facts.vendor}:{here}; it has {has}"
+    nearest = min(runs, key=lambda arch: runs[arch])
+    return f"build one that does: kvbuild compile --target {facts.vendor}:{nearest}"
 
 
 def bare_arch(facts: Facts) -> str:

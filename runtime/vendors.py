@@ -51,8 +51,9 @@ class Devices:
     pci:       the vendor's PCI number. torch: what only a torch built for it has: an attribute's path, and
                behind an = what the attribute's text holds.
     libraries: what only its driver brings.
-    archs:     the arch by compute capability. arch: where that says nothing, (field of Marks, expression,
-               what is filled in from the expression's groups).
+    archs:     the arch by compute capability. arch: where that says nothing, (field of Marks, or where it is
+               empty the name, expression, what is filled in from the expression's groups).
+    built:     the archs that kvbuild compiles for; none where nobody said.
     distance:  how far an arch that code was built for lies from a device's other arch, or why that does not
                run; None where code runs on its own arch alone.
     version:   the driver's integer in words.
@@ -67,6 +68,7 @@ class Devices:
     libraries: tuple[str, ...] = ()
     archs: Mapping[str, str] | None = None
     arch: tuple[str, str, str] | None = None
+    built: tuple[str, ...] = ()
     distance: Callable[[str, str], int | str] | None = None
     version: Callable[[int], str] = str
 
@@ -152,6 +154,7 @@ VENDORS: Mapping[str, Vendor] = {
             ("cuda",), r"NVIDIA|GeForce|Tesla|Quadro|TITAN|GRID|RTX|Graphics Device", named=True,
             pci=("10de",),
             arch=("capability", r"(\d+)\.(\d+)", r"sm_\1\2"), distance=_sm_distance, version=_cuda_version,
+            built=("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"),
         ),
     ),
     "amd": Vendor(
@@ -165,7 +168,10 @@ VENDORS: Mapping[str, Vendor] = {
             ),
             pools=88,
         ),
-        Devices(("hip",), r"AMD|Radeon|Instinct", pci=("1002",), arch=_GFX),
+        Devices(
+            ("hip",), r"AMD|Radeon|Instinct", pci=("1002",), arch=_GFX,
+            built=("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"),
+        ),
     ),
     # HIP as DTK ships it; torch is a ROCm build there. Attribute numbers differ between HIP versions, so that
     # scratch comes from the device's default pool, which needs none.
@@ -177,6 +183,7 @@ VENDORS: Mapping[str, Vendor] = {
         Devices(
             ("hip",), r"Hygon|HYGON|K100|Z100|BW\d", code=r"gfx(926|928|92a|936|938|946)\b", pci=("1d94",),
             torch=("__hcu_version__",), libraries=("libgalaxyhip.so",), arch=_GFX,
+            built=("gfx906", "gfx926", "gfx928", "gfx936", "gfx938"),
         ),
     ),
     "metax": Vendor(
@@ -187,7 +194,7 @@ VENDORS: Mapping[str, Vendor] = {
         Devices(
             ("cuda", "maca"), r"MetaX|Metax|MXC", torch=("version.maca",), libraries=("libmcruntime.so",),
             archs={"8.0": "c500", "10.0": "c500", "8.6": "c600", "15.0": "c600"},
-            arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"),
+            arch=("name", r".*?C([56])\d\d\b.*", r"c\g<1>00"), built=("c500", "c600"),
         ),
     ),
     # CoreX's own library under NVIDIA's name. No public source shows it allocating in a stream's order.
@@ -197,6 +204,7 @@ VENDORS: Mapping[str, Vendor] = {
             ("cuda",), r"Iluvatar|BI-V\d|MR-V\d", torch=("corex",),
             libraries=("libixthunk.so", "libixml.so"),
             archs={"7.0": "ivcore10", "7.1": "ivcore11", "8.0": "ivcore20"},
+            built=("ivcore10", "ivcore11", "ivcore20"),
         ),
     ),
     # torch_musa's devices are DLPack's extension devices. muMemFreeAsync is declared, and was found without
@@ -209,7 +217,7 @@ VENDORS: Mapping[str, Vendor] = {
         ),
         Devices(
             ("musa",), r"MTT|Moore Threads", pci=("1ed5",), libraries=("libmusa.so",),
-            arch=("capability", r"(\d+)\.(\d+)", r"mp_\1\2"),
+            arch=("capability", r"(\d+)\.(\d+)", r"mp_\1\2"), built=("mp_21", "mp_22", "mp_31"),
         ),
     ),
     "thead": Vendor(
@@ -222,7 +230,7 @@ VENDORS: Mapping[str, Vendor] = {
         ),
         Devices(
             ("cuda", "hggc"), r"PPU-", torch=("__version__=ppu",), libraries=("libhggc.so",),
-            archs={"8.0": "ppu001", "8.9": "ppu0015"},
+            archs={"8.0": "ppu001", "8.9": "ppu0015"}, built=("ppu001", "ppu0015"),
         ),
     ),
     # torch_npu's devices are DLPack's extension devices.
@@ -233,7 +241,7 @@ VENDORS: Mapping[str, Vendor] = {
         ),
         Devices(
             ("npu",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),
-            arch=("code", r"Ascend(\w+)", r"\1"),
+            arch=("code", r"Ascend([\w-]+)", r"\1"), built=("910B1", "910B2", "910B3", "910B4"),
         ),
     ),
 }  # fmt: skip

@@ -38,7 +38,7 @@ def test_a_target_by_product_alias_or_spelling(text: str, wanted: str) -> None:
     [
         "", ":", "nvidia:", "nvidia:foo", "intel:xe",
         "nvidia:sm_75", "nvidia:sm_87",  # other chips, not other spellings
-        "L400", "910B4-1",
+        "L400", "910B4-1", "910B2C", "ascend:910B2C", "ascend:Ascend910B2C", "ascend:310P3",
         "amd:gfx906",  # there is one, and it is another vendor's
     ],
 )  # fmt: skip

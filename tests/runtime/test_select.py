@@ -173,6 +173,33 @@ def test_the_advice_fits_the_reason(samples: Any, facts: Facts, strict: bool, wo
     assert words in str(caught.value).splitlines()[-1]
 
 
+ASCEND = replace(nvidia("x"), vendor="ascend", name="an NPU")
+
+
+@pytest.mark.parametrize("arch", ["910B2C", "910B4-1", "910_9392", "910B", "310P3"])
+def test_no_target_is_advised_that_nobody_can_build(samples: Any, arch: str) -> None:
+    with pytest.raises(NoMatchingArtifact) as caught:
+        select(manifest(samples, "nvidia:sm_90"), replace(ASCEND, arch=arch))
+    last = str(caught.value).splitlines()[-1]
+    assert last == (
+        f"kvbuild has no target for ascend:{arch}; it has ascend:910B1, ascend:910B2, ascend:910B3, "
+        "ascend:910B4"
+    )
+    assert "--target" not in str(caught.value)
+
+
+def test_advice_is_the_nearest_arch_whose_code_the_device_runs(samples: Any) -> None:
+    for facts, strict, words in (
+        (replace(ASCEND, arch="910B2"), True, "build one that does: kvbuild compile --target ascend:910B2"),
+        (nvidia("sm_87"), False, "build one that does: kvbuild compile --target nvidia:sm_86"),
+        (nvidia("sm_87"), True, "kvbuild has no target for nvidia:sm_87; it has nvidia:sm_80, "),
+        (nvidia("sm_75"), False, "kvbuild has no target for nvidia:sm_75; it has nvidia:sm_80, "),
+    ):
+        with pytest.raises(NoMatchingArtifact) as caught:
+            select(manifest(samples, "cpu:x86_64"), facts, strict)
+        assert str(caught.value).splitlines()[-1].startswith(words)
+
+
 def test_strict_advises_to_build_for_the_devices_own_arch(samples: Any) -> None:
     with pytest.raises(NoMatchingArtifact, match="compile --target nvidia:sm_86"):
         select(manifest(samples, "nvidia:sm_80"), nvidia("sm_86"), strict=True)

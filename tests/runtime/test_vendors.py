@@ -68,6 +68,22 @@ def test_every_vendor_stands_in_every_table() -> None:
     assert set(DRIVERS) - {"cpu"} == accelerators
 
 
+@pytest.mark.parametrize("soc", ["910B2", "910B2C", "910B4-1", "910_9392", "910B", "310P3"])
+def test_an_ascend_soc_is_its_name_without_the_prefix_wherever_that_stands(soc: str) -> None:
+    for marks in (
+        Marks("npu", f"Ascend{soc}", code=f"Ascend{soc}"),
+        Marks("npu", code=f"Ascend{soc}"),
+        Marks("npu", f"Ascend{soc}"),
+    ):
+        assert (identify(marks).vendor, identify(marks).arch) == ("ascend", soc)
+
+
+def test_the_archs_that_advice_names_are_those_that_can_be_built() -> None:
+    for vendor, row in VENDORS.items():
+        known = targets.load(vendor).ARCHS if vendor in targets.names() else ()
+        assert row.devices.built == tuple(known), vendor
+
+
 def test_every_arch_that_is_built_is_some_devices() -> None:
     for vendor in set(targets.names()) & set(VENDORS) - {"amd"}:
         assert DEVICES[vendor][1] in targets.load(vendor).ARCHS
@@ -138,7 +154,10 @@ def test_of_a_merged_bundle_each_gets_its_own(samples: Any, device: str) -> None
     whole = merged(samples, *DEVICES)
     assert select(whole, facts_of(device)).target.vendor == device
     others = merged(samples, *(vendor for vendor in DEVICES if vendor != device))
-    with pytest.raises(NoMatchingArtifact, match=f"compile --target {device}:{DEVICES[device][1]}"):
+    arch = DEVICES[device][1]
+    built = arch in VENDORS[device].devices.built
+    advice = f"compile --target {device}:{arch}" if built else f"kvbuild has no target for {device}:{arch}; it"
+    with pytest.raises(NoMatchingArtifact, match=advice):
         select(others, facts_of(device))
 
 
