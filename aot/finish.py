@@ -5,13 +5,16 @@ What was built elsewhere stays as it is, the launchers included: they know kerne
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,11 +22,12 @@ from ..runtime.bundle import Bundle, open_bundle
 from ..runtime.manifest import Manifest, Target
 from ..runtime.staged import StageKernel
 from . import bundle as bundles
-from . import elf
+from . import elf, toolchain
 from .errors import BuildError, RequestError, ToolchainError
 
 SOURCE = "module.hivm.opt.mlir"
 OBJECT = "kernel.o"
+COMMANDS = "commands.sh"
 # As bishengir-compile calls it for Triton's kernels.
 FLAGS = (
     "--enable-debug-info=false", "--enable-static-bare-ptr=true", "--enable-bin-relocation=true",
@@ -36,16 +40,19 @@ LIMIT_S = 600.0
 _VERSION = re.compile(r"hivmc\s+([0-9][A-Za-z0-9.+-]{0,63})")
 _HOME = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _MAX_SAID = 4000
+_MAX_OBJECT = 256 << 20
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Hivmc:
-    """The compiler: where it is, and the version that it says it has."""
+    """The compiler: where it is, and the version that it says it has; where that is in no form that is known
+    here, known is false and version the first line that it prints."""
 
     path: Path
     version: str
+    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Finished:
 def find_hivmc(environ: Mapping[str, str], named: str | None = None) -> Hivmc:
     """The hivmc to use: the named one, else that on PATH, else the CANN's that the environment names.
 
-    ToolchainError where there is none, or where it does not say its version.
+    ToolchainError where there is none, or it cannot be run or prints nothing.
     """
     places = [named] if named is not None else list(_places(environ))
     for place in places:
@@ -89,12 +96,21 @@ def _places(environ: Mapping[str, str]) -> list[str]:
 def _version_of(path: Path, environ: Mapping[str, str]) -> Hivmc:
     code, said = _run([str(path), "--version"], Path(os.sep), environ, VERSION_LIMIT_S)
     match = _VERSION.search(said)
-    if code != 0 or match is None:
+    if match is not None and code == 0:
+        return Hivmc(path, match[1])
+    # A release that words it otherwise may compile all the same.
+    lines = [text for line in said.splitlines() if (text := _label(line))]
+    if not lines:
         raise ToolchainError(
-            f"{path}: wanted a hivmc that says its version, found (exit {code}): {said or 'no words'}; "
+            f"{path}: wanted a hivmc that says its version, found one that prints nothing (exit {code}); "
             "install another CANN toolkit, or name another with --hivmc"
         )
-    return Hivmc(path, match[1])
+    return Hivmc(path, lines[0], known=False)
+
+
+def _label(line: str) -> str:
+    """A line as a manifest may hold it: printable ASCII, at most 256 characters."""
+    return "".join(c if c.isascii() and c.isprintable() else " " for c in line).strip()[:256].strip()
 
 
 def finish(
@@ -103,34 +119,74 @@ def finish(
     environ: Mapping[str, str],
     hivmc: str | None = None,
     note: Note = lambda text: None,
+    keep: Path | None = None,
 ) -> Finished:
     """Writes to `out` (which may be `source`) the bundle with every HIVM kernel compiled.
 
-    note: told of each kernel before it is compiled. RequestError where there is nothing to finish,
-    ToolchainError without a hivmc, BuildError with the stage and hivmc's words where one fails; `out` then
-    is as it was.
+    Every blob is read before hivmc runs. note: told of each kernel before it is compiled, and of a version
+    that is in no known form. keep: a folder for the HIVM and the command of each kernel that fails.
+    RequestError where there is nothing to finish, or nothing can be kept there, ToolchainError without a
+    hivmc, BuildError with the stage and hivmc's words for every kernel that failed; `out` then is as it was.
     """
     with open_bundle(source) as bundle:
-        open_targets = [each for each in bundle.manifest.targets if _is_unfinished(each)]
+        open_targets = [each for each in bundle.manifest.targets if is_unfinished(each)]
         if not open_targets:
             raise RequestError(_nothing_to_finish(bundle))
-        tool = find_hivmc(environ, hivmc)
-        blobs: dict[str, bytes] = {}
-        made: dict[str, bytes] = {}
-        targets = tuple(
-            _finished(bundle, each, tool, environ, made, note) if each in open_targets else each
-            for each in bundle.manifest.targets
-        )
-        compiled = {hashlib.sha256(data).hexdigest(): data for data in made.values()}
-        for name in sorted({name for each in targets for name in each.blobs}):
-            blobs[name] = compiled[name] if name in compiled else bundle.read(name)
-        sizes = {name: len(data) for name, data in blobs.items()}
-        manifest = Manifest(bundle.manifest.kvbuild, targets, sizes)
+        blobs = {name: bundle.read(name) for name in sorted(bundle.manifest.blobs)}
+        manifest = bundle.manifest
+    tool = find_hivmc(environ, hivmc)
+    if not tool.known:
+        note(f"{tool.path} says no version that kvbuild can read; it is recorded as it came: {tool.version}")
+    made = _compiled(open_targets, blobs, tool, environ, note, keep and Kept(keep, tool))
+    targets = tuple(
+        _finished(each, made, tool) if is_unfinished(each) else each for each in manifest.targets
+    )
+    compiled = {hashlib.sha256(data).hexdigest(): data for data in made.values()}
+    used = {name for each in targets for name in each.blobs}
+    blobs = {name: data for name, data in (blobs | compiled).items() if name in used}
+    sizes = {name: len(data) for name, data in blobs.items()}
+    manifest = Manifest(manifest.kvbuild, targets, sizes)
     bundles.write(out, manifest, blobs)
     return Finished(tuple(each.name for each in open_targets), len(made), tool, manifest)
 
 
-def _is_unfinished(target: Target) -> bool:
+class Kept:
+    """What is left of kernels that fail: their HIVM, and a script of the commands that compile them."""
+
+    def __init__(self, folder: Path, tool: Hivmc) -> None:
+        self.folder, self.tool, self.count = folder, tool, 0
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / COMMANDS).write_text("")
+
+    def add(self, what: str, text: bytes) -> None:
+        """Keeps one kernel. RequestError where it cannot be written."""
+        self.count += 1
+        # Names come from the bundle, whoever made that.
+        stem = f"{self.count}-{re.sub('[^A-Za-z0-9_.-]', '-', what)[:100]}"
+        command = [str(self.tool.path), f"{stem}.mlir", *FLAGS, "-o", f"{stem}.o"]
+        with self._writing():
+            (self.folder / f"{stem}.mlir").write_bytes(text)
+            with open(self.folder / COMMANDS, "a", encoding="utf-8") as file:
+                file.write(f"{shlex.join(command)}\n")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RequestError(
+                f"--keep {self.folder}: wanted a folder that can be written, found: {error.strerror}; name "
+                "another"
+            ) from None
+
+
+class _Hang(BuildError):
+    """A command that did not end."""
+
+
+def is_unfinished(target: Target) -> bool:
+    """Whether its kernels are HIVM still, which no device runs."""
     return target.staged is not None and target.staged.stage == "hivm"
 
 
@@ -144,24 +200,54 @@ def _nothing_to_finish(bundle: Bundle) -> str:
     return f"{bundle.path}: wanted a target whose kernels are HIVM, found {found}"
 
 
-def _finished(
-    bundle: Bundle,
-    target: Target,
+def _compiled(
+    targets: Sequence[Target],
+    blobs: Mapping[str, bytes],
     tool: Hivmc,
     environ: Mapping[str, str],
-    made: dict[str, bytes],
     note: Note,
-) -> Target:
+    kept: Kept | None,
+) -> dict[str, bytes]:
+    """The object of each HIVM blob. BuildError lists all that failed, once every one was tried; what never
+    ended is the last one that is."""
+    kernels = [(target, kernel) for target in targets if target.staged for kernel in target.staged.kernels]
+    made: dict[str, bytes] = {}
+    failed: dict[str, str] = {}
+    names: dict[str, list[str]] = {}  # of the kernels that failed, by hivmc's words
+    for target, kernel in kernels:
+        what = f"{target.name} {kernel.name}"
+        if kernel.blob not in failed:
+            try:
+                if kernel.blob not in made:
+                    note(what)
+                    made[kernel.blob] = _compile(blobs[kernel.blob], tool, environ)
+                _check(made[kernel.blob], kernel, tool)
+                continue
+            except BuildError as error:
+                failed[kernel.blob] = str(error)
+                if kept is not None:
+                    kept.add(what, blobs[kernel.blob])
+                if isinstance(error, _Hang):
+                    names.setdefault(str(error), []).append(what)
+                    break
+        names.setdefault(failed[kernel.blob], []).append(what)
+    if failed:
+        every = len({kernel.blob for _, kernel in kernels})
+        untried = every - len({*made, *failed})
+        lines = [f"{', '.join(whose)}: {words}" for words, whose in names.items()]
+        counts = f"{len(failed)} of {every} kernels failed" + f", {untried} were not tried" * bool(untried)
+        lines.append(f"{counts}; no bundle was written" + (f", see {kept.folder}" if kept else ""))
+        raise BuildError("\n".join(lines))
+    return made
+
+
+def _finished(target: Target, made: Mapping[str, bytes], tool: Hivmc) -> Target:
     assert target.staged is not None
     kernels = []
     machines: dict[int, str] = {}
     for kernel in target.staged.kernels:
-        what = f"{target.name} {kernel.name}"
-        if kernel.blob not in made:
-            note(what)
-            made[kernel.blob] = _compile(what, bundle.read(kernel.blob), tool, environ)
         data = made[kernel.blob]
-        machines.setdefault(_check(what, data, kernel, tool), kernel.name)
+        machines.setdefault(elf.read(data).machine, kernel.name)
         kernels.append(replace(kernel, blob=hashlib.sha256(data).hexdigest()))
     if len(machines) != 1:
         found = ", ".join(f"{machine} of {name}" for machine, name in machines.items())
@@ -174,25 +260,36 @@ def _finished(
     )
 
 
-def _compile(what: str, text: bytes, tool: Hivmc, environ: Mapping[str, str]) -> bytes:
+def _compile(text: bytes, tool: Hivmc, environ: Mapping[str, str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kvbuild-finish-") as name:
         folder = Path(name)
         (folder / SOURCE).write_bytes(text)
         command = [str(tool.path), SOURCE, *FLAGS, "-o", OBJECT]
         code, said = _run(command, folder, environ, LIMIT_S)
         if code != 0:
-            raise BuildError(f"{what}: hivmc {tool.version} failed with exit {code}:\n{said or 'no words'}")
-        try:
-            return (folder / OBJECT).read_bytes()
-        except OSError:
-            raise BuildError(
-                f"{what}: wanted an object from hivmc {tool.version}, found none, though it ended well; it "
-                f"said: {said or 'nothing'}"
-            ) from None
+            raise BuildError(f"hivmc {tool.version} failed with exit {code}:\n{said or 'no words'}")
+        return _object(folder / OBJECT, tool, said)
 
 
-def _check(what: str, data: bytes, kernel: StageKernel, tool: Hivmc) -> int:
-    """The ELF machine of an object that a launcher can hand to the driver."""
+def _object(path: Path, tool: Hivmc, said: str) -> bytes:
+    try:
+        # What is no regular file may never end, or never begin.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                data = file.read(_MAX_OBJECT + 1)
+                if len(data) <= _MAX_OBJECT:
+                    return data
+                raise BuildError(f"wanted an object of at most {_MAX_OBJECT} bytes, found more")
+    except OSError:
+        pass
+    raise BuildError(
+        f"wanted an object from hivmc {tool.version}, found none, though it ended well; it "
+        f"said: {said or 'nothing'}"
+    )
+
+
+def _check(data: bytes, kernel: StageKernel, tool: Hivmc) -> None:
+    """BuildError for what is no object that a launcher can hand to the driver."""
     try:
         found = elf.read(data)
         if found.machine in elf.REGISTERED:
@@ -201,24 +298,20 @@ def _check(what: str, data: bytes, kernel: StageKernel, tool: Hivmc) -> int:
             raise ValueError(f"it does not name {kernel.entry}")
     except ValueError as error:
         raise BuildError(
-            f"{what}: wanted an object for the chip from hivmc {tool.version}, found another: {error}"
+            f"wanted an object for the chip from hivmc {tool.version}, found another: {error}"
         ) from None
-    return found.machine
 
 
 def _run(command: list[str], folder: Path, environ: Mapping[str, str], limit_s: float) -> tuple[int, str]:
     """The exit status and the last words of a command."""
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=limit_s,
-        )  # fmt: skip
+        done = toolchain.run(command, environ, limit_s=limit_s, folder=folder)
     except subprocess.TimeoutExpired:
-        raise BuildError(
+        raise _Hang(
             f"{command[0]}: wanted it to end within {limit_s:g} s, found it still at work"
         ) from None
     except OSError as error:
         raise ToolchainError(
             f"{command[0]}: cannot be run: {error.strerror}; name another with --hivmc"
         ) from None
-    return done.returncode, done.stdout.decode("utf-8", "replace").strip()[-_MAX_SAID:]
+    return done.returncode, "\n".join((done.stdout.strip(), done.stderr.strip())).strip()[-_MAX_SAID:]

@@ -115,6 +115,10 @@ def _say(result: BuildResult, path: Path) -> None:
     names = " ".join(target.name for target in result.manifest.targets)
     click.echo(f"{path}: {names}, {output.size_text(path.stat().st_size)}, sha256 {_sha256(path)}")
     click.echo(counts)
+    from .list import unfinished
+
+    for line in unfinished(result.manifest, path):
+        click.echo(line)
 
 
 def _indented(text: str) -> str:

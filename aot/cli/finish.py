@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -16,8 +17,12 @@ from .list import heading, summarise, targets_table
 @click.option("-o", "--output", "destination", metavar="OUT.kvb", help="Write the result here instead.")
 @click.option("--hivmc", metavar="PATH", help="The compiler (default: the one on PATH, else CANN's, which "
               "ASCEND_HOME_PATH names).")  # fmt: skip
+@click.option("--keep", metavar="FOLDER", type=click.Path(path_type=Path), help="Leave the HIVM of each "
+              "kernel that fails in this folder, and the commands that compile it.")  # fmt: skip
 @output.json_option
-def command(file: str, destination: str | None, hivmc: str | None, as_json: bool) -> int:
+def command(
+    file: str, destination: str | None, hivmc: str | None, keep: Path | None, as_json: bool
+) -> int:
     from .. import finish
 
     source = output.existing_bundle(file)
@@ -26,7 +31,7 @@ def command(file: str, destination: str | None, hivmc: str | None, as_json: bool
     def note(what: str) -> None:
         click.echo(f"hivmc: {what}", err=True)
 
-    done = finish.finish(source, target, os.environ, hivmc, note)
+    done = finish.finish(source, target, os.environ, hivmc, note, keep)
     summary = {"bundle": str(target), "size": target.stat().st_size, **summarise(done.manifest)}
     if as_json:
         tool = {"path": str(done.hivmc.path), "version": done.hivmc.version}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -66,18 +67,28 @@ def _text(
     yield f"blobs     {len(manifest.blobs)}, {sum(manifest.blobs.values()):,} bytes"
     for target in manifest.targets:
         yield ""
-        yield from _target_text(target, manifest.blobs, used)
+        yield from _target_text(path, target, manifest.blobs, used)
 
 
-def _target_text(target: Target, sizes: Mapping[str, int], used: Mapping[str, Resources]) -> Iterator[str]:
+def _target_text(
+    path: str, target: Target, sizes: Mapping[str, int], used: Mapping[str, Resources]
+) -> Iterator[str]:
+    from ..finish import OLDEST_CANN, is_unfinished
+    from .list import finish_command
+
+    open_yet = is_unfinished(target)
     yield output.paint(target.name, "cyan")
     warp = f", {target.warp_size} threads a warp" if target.warp_size else ""
-    yield f"  route         {target.route}{warp}, ELF machine {target.elf_machine}"
+    machine = "not yet" if open_yet and not target.elf_machine else target.elf_machine
+    yield f"  route         {target.route}{warp}, ELF machine {machine}"
     if target.staged:
-        unfinished = "" if target.staged.stage == "device" else ", unfinished: see `kvbuild finish`"
-        yield f"  compiled to   {target.staged.stage}{unfinished}"
+        how = f", unfinished: run `{finish_command(Path(path))}` on a host with CANN {OLDEST_CANN} or newer"
+        yield f"  compiled to   {target.staged.stage}{how if open_yet else ''}"
     yield f"  driver        {driver_text(target.vendor, target.min_driver)}"
-    yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in sorted(target.toolchain.items()))}"
+    tools = {name: text for name, text in sorted(target.toolchain.items()) if name != "evidence"}
+    yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in tools.items())}"
+    if "evidence" in target.toolchain:
+        yield f"  evidence      {target.toolchain['evidence']}"
     fusion = "on" if target.numerics.fp_fusion else "off"
     yield f"  numerics      multiply-add fusion {fusion}, denormals {target.numerics.denormals}"
     yield f"  sources       {target.source_digest}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,12 +24,15 @@ def command(file: str, as_json: bool) -> int:
 
     path = output.existing_bundle(file)
     with open_bundle(path) as bundle:
-        summary = {"bundle": str(path), "size": path.stat().st_size, **summarise(bundle.manifest)}
+        manifest = bundle.manifest
+    summary = {"bundle": str(path), "size": path.stat().st_size, **summarise(manifest)}
     if as_json:
         output.emit_json(summary)
     else:
         click.echo(heading(summary))
         click.echo(targets_table(summary["targets"]))
+        for line in unfinished(manifest, path):
+            click.echo(line)
     return output.EXIT_DONE
 
 
@@ -59,6 +64,22 @@ def _target(target: Target, sizes: Mapping[str, int]) -> dict[str, Any]:
         "kernels": len(target.kernel_blobs),
         "size": sum(sizes[blob] for blob in target.blobs),
     }
+
+
+def unfinished(manifest: Manifest, path: Path) -> list[str]:
+    """A line about the targets that cannot be loaded yet, and the command that finishes them; none where
+    there are none."""
+    from ..finish import OLDEST_CANN, is_unfinished
+
+    names = [target.name for target in manifest.targets if is_unfinished(target)]
+    verb = "is" if len(names) == 1 else "are"
+    line = f"{', '.join(names)} {verb} compiled as far as HIVM: run `{finish_command(path)}`"
+    return [f"{line} on a host with CANN {OLDEST_CANN} or newer"] if names else []
+
+
+def finish_command(path: Path) -> str:
+    """What a person types to finish a bundle."""
+    return shlex.join(["kvbuild", "finish", str(path)])
 
 
 def heading(summary: Mapping[str, Any]) -> str:

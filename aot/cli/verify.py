@@ -15,12 +15,13 @@ from . import output
 def command(file: str, as_json: bool) -> int:
     from ...runtime.bundle import open_bundle
     from ...runtime.errors import BundleError
+    from .list import unfinished
 
     path = output.existing_bundle(file)
     entries: list[dict[str, Any]] = []
     # Opening checks the manifest and every structural byte; what it refuses is reported as the error itself.
     with open_bundle(path) as bundle:
-        digest, size = bundle.digest, bundle.size
+        digest, size, manifest = bundle.digest, bundle.size, bundle.manifest
         for blob, length in sorted(bundle.manifest.blobs.items()):
             problem = None
             try:
@@ -53,4 +54,6 @@ def command(file: str, as_json: bool) -> int:
     click.echo(
         f"{path}: {output.paint('ok', 'green')}, manifest {digest} and {len(entries)} blobs, {size:,} bytes"
     )
+    for line in unfinished(manifest, path):
+        click.echo(line)
     return output.EXIT_DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,17 +13,19 @@ from typing import Any
 
 import pytest
 
+from kvbuild.aot import build, spec
 from kvbuild.aot import bundle as bundles
-from kvbuild.aot import spec
+from kvbuild.aot.cli import compile
 from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
-from kvbuild.aot.finish import find_hivmc, finish
+from kvbuild.aot.finish import FLAGS, find_hivmc, finish
 from kvbuild.aot.spec import TargetName
 from kvbuild.aot.staging import pipelines, staged_table
 from kvbuild.runtime.bundle import open_bundle
+from kvbuild.runtime.errors import BundleError
 from kvbuild.runtime.manifest import Manifest, Numerics, Target
 
 STANDIN = """
-import hashlib, os, re, sys
+import hashlib, os, re, sys, time
 
 def elf(machine, *parts):
     start = b"\\x7fELF\\x02\\x01\\x01".ljust(18, b"\\0")
@@ -30,8 +33,10 @@ def elf(machine, *parts):
 
 mode = os.environ.get("STANDIN", "")
 if sys.argv[1:] == ["--version"]:
-    if mode == "speechless":
-        sys.exit(0)
+    if mode in ("speechless", "blank"):
+        sys.exit(print("\\n \\t\\n" * (mode == "blank"), end=""))
+    if mode == "odd":
+        sys.exit(print("\\n \\x1b[1mCANN 8.5 compiler\\u00e9 build" + " x" * 200 + "\\nmore"))
     print("hivmc 1.4.2 (0a1b2c3 2026-03-01)")
     sys.exit(9 if mode == "broken" else 0)
 source, *flags, dash_o, out = sys.argv[1:]
@@ -47,6 +52,22 @@ if mode == "fails" and entry == b"normalise":
     print("error: no registers left", file=sys.stderr)
     sys.exit(3)
 if mode == "silent":
+    sys.exit(0)
+if mode == "escapes":
+    os.write(2, b"\\x1b[2J\\xff wiped")
+    sys.exit(1)
+if mode == "floods":
+    while True:
+        os.write(1, b"words without end\\n" * 1000)
+if mode == "hangs":
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    open(os.environ["PID"], "w").write(str(child))
+    time.sleep(1000)
+odd = {"pipe": os.mkfifo, "folder": os.mkdir, "endless": lambda at: os.symlink("/dev/zero", at)}
+if mode in odd:
+    odd[mode](out)
     sys.exit(0)
 machine = {"host": 62, "mixed": len(entry) + 5000}.get(mode, 0x1029)
 named = b"" if mode == "nameless" else entry
@@ -70,7 +91,8 @@ def staged_target(arch: str) -> tuple[Target, dict[str, bytes]]:
     launcher = f"a launcher for {arch}".encode()
     target = Target(
         vendor="ascend", arch=arch, route="staged", warp_size=0, elf_machine=0, min_driver=0,
-        toolchain={"triton": "3.2.0"}, numerics=Numerics(False, "unknown"), source_digest="0" * 64,
+        toolchain={"triton": "3.2.0", "evidence": "none"}, numerics=Numerics(False, "unknown"),
+        source_digest="0" * 64,
         launchers={"aarch64-linux-gnu.2.17": hashlib.sha256(launcher).hexdigest()},
         launch_table=table.digest, kernels=(), variants=(), staged=table,
     )  # fmt: skip
@@ -129,7 +151,7 @@ def test_every_kernel_is_compiled_and_nothing_else_changes(
         for was, now in zip(old.manifest.targets, new.manifest.targets, strict=True):
             assert was.staged is not None and now.staged is not None
             assert (was.staged.stage, now.staged.stage) == ("hivm", "device")
-            assert (now.elf_machine, now.toolchain) == (0x1029, {"triton": "3.2.0", "hivmc": "1.4.2"})
+            assert (now.elf_machine, now.toolchain) == (0x1029, {**was.toolchain, "hivmc": "1.4.2"})
             # The launchers go on knowing their manifest.
             assert (now.launch_table, now.launchers) == (was.launch_table, was.launchers)
             for name, blob in was.kernel_blobs.items():
@@ -170,6 +192,48 @@ def test_a_failure_leaves_the_bundle_as_it_was(unfinished: Path, cann: Path, mod
     assert (unfinished.read_bytes(), files(unfinished.parent)) == (before, there)
 
 
+@pytest.mark.parametrize("mode", ["pipe", "folder", "endless"])
+def test_what_is_no_file_is_no_object_and_is_not_waited_for(unfinished: Path, cann: Path, mode: str) -> None:
+    with pytest.raises(BuildError, match="wanted an object from hivmc 1.4.2, found none"):
+        finish(unfinished, unfinished, environment(cann, STANDIN=mode))
+
+
+def test_one_that_prints_without_end_is_stopped(unfinished: Path, cann: Path) -> None:
+    with pytest.raises(BuildError, match="hivmc 1.4.2 failed with exit -9:\n") as failure:
+        finish(unfinished, unfinished, environment(cann, STANDIN="floods"))
+    assert len(str(failure.value)) < 10_000
+
+
+def test_one_that_hangs_is_ended_with_what_it_started(
+    unfinished: Path, cann: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbuild.aot.finish.LIMIT_S", 1.0)
+    pid = tmp_path / "pid"
+    with pytest.raises(BuildError, match="wanted it to end within 1 s, found it still at work") as failure:
+        finish(unfinished, unfinished, environment(cann, STANDIN="hangs", PID=str(pid)))
+    assert re.search(r"\n1 of (\d+) kernels failed, \d+ were not tried; ", str(failure.value))
+    state = Path(f"/proc/{pid.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_it_prints_does_not_steer_the_terminal(
+    host: None, kvbuild: Callable[..., Any], unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN", "escapes")
+    done = kvbuild("finish", unfinished)
+    assert done.code == 1 and r"\x1b[2J\ufffd wiped" in ascii(done.err).replace("\\\\", "\\")
+
+
+def test_a_link_to_a_bundle_stays(unfinished: Path, cann: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links/latest.kvb"
+    link.symlink_to(unfinished)
+    finish(link, link, environment(cann))
+    assert link.is_symlink() and files(link.parent) == {"latest.kvb"}
+    with open_bundle(unfinished) as bundle:
+        assert all(each.staged and each.staged.stage == "device" for each in bundle.manifest.targets)
+
+
 def test_no_hivmc(unfinished: Path, tmp_path: Path) -> None:
     with pytest.raises(ToolchainError) as failure:
         finish(unfinished, unfinished, environment(tmp_path / "elsewhere"))
@@ -180,10 +244,78 @@ def test_no_hivmc(unfinished: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["speechless", "broken"])
-def test_a_hivmc_that_does_not_say_its_version(cann: Path, mode: str) -> None:
-    with pytest.raises(ToolchainError, match="wanted a hivmc that says its version, found"):
+@pytest.mark.parametrize("mode", ["speechless", "blank"])
+def test_a_hivmc_that_says_nothing_is_refused(cann: Path, mode: str) -> None:
+    with pytest.raises(ToolchainError, match="wanted a hivmc that says its version, found one that prints"):
         find_hivmc(environment(cann, STANDIN=mode))
+
+
+def test_a_version_in_no_known_form_is_recorded_as_it_came(unfinished: Path, cann: Path) -> None:
+    assert find_hivmc(environment(cann, STANDIN="broken")).version == "hivmc 1.4.2 (0a1b2c3 2026-03-01)"
+    noted: list[str] = []
+    done = finish(unfinished, unfinished, environment(cann, STANDIN="odd"), note=noted.append)
+    version = done.hivmc.version
+    assert version.startswith("[1mCANN 8.5 compiler  build x x") and len(version) == 255
+    assert noted[0] == (
+        f"{cann}/tools/bishengir/bin/hivmc says no version that kvbuild can read; it is recorded as it came: "
+        + version
+    )
+    with open_bundle(unfinished) as bundle:
+        assert {each.toolchain["hivmc"] for each in bundle.manifest.targets} == {version}
+
+
+def test_every_kernel_is_tried_and_what_failed_is_kept(unfinished: Path, cann: Path, tmp_path: Path) -> None:
+    noted: list[str] = []
+    kept = tmp_path / "a b/kept"
+    before = unfinished.read_bytes()
+    with pytest.raises(BuildError) as failure:
+        finish(unfinished, unfinished, environment(cann, STANDIN="fails"), note=noted.append, keep=kept)
+    with open_bundle(unfinished) as bundle:
+        every = {blob for target in bundle.manifest.targets for blob in target.kernel_blobs.values()}
+        (blob,) = {target.kernel_blobs["normalise"] for target in bundle.manifest.targets}
+        text = bundle.read(blob)
+    assert len(noted) == len(every) and unfinished.read_bytes() == before
+    assert str(failure.value) == (
+        "ascend:910B1 normalise, ascend:910B2 normalise: hivmc 1.4.2 failed with exit 3:\n"
+        f"error: no registers left\n1 of {len(every)} kernels failed; no bundle was written, see {kept}"
+    )
+    assert files(kept) == {"commands.sh", "1-ascend-910B1-normalise.mlir"}
+    assert (kept / "1-ascend-910B1-normalise.mlir").read_bytes() == text
+    (command,) = (kept / "commands.sh").read_text().splitlines()
+    assert command == (
+        f"{cann}/tools/bishengir/bin/hivmc 1-ascend-910B1-normalise.mlir {' '.join(FLAGS)} "
+        "-o 1-ascend-910B1-normalise.o"
+    )
+
+
+def test_failures_of_more_than_one_kind_are_all_listed(unfinished: Path, cann: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError) as failure:
+        finish(unfinished, unfinished, environment(cann, STANDIN="nameless"), keep=tmp_path / "kept")
+    with open_bundle(unfinished) as bundle:
+        for target in bundle.manifest.targets:
+            for name in target.kernel_blobs:
+                assert f"{target.name} {name}" in str(failure.value)
+        every = len({blob for target in bundle.manifest.targets for blob in target.kernel_blobs.values()})
+    assert f"{every} of {every} kernels failed" in str(failure.value)
+    assert len(files(tmp_path / "kept")) == every + 1
+
+
+def test_what_cannot_be_kept_is_said_first(unfinished: Path, cann: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    noted: list[str] = []
+    with pytest.raises(RequestError, match="--keep .*/file: wanted a folder that can be written, found: "):
+        finish(unfinished, unfinished, environment(cann), note=noted.append, keep=tmp_path / "file")
+    assert noted == []
+
+
+def test_a_damaged_launcher_is_seen_before_hivmc_runs(unfinished: Path, cann: Path) -> None:
+    data = unfinished.read_bytes()
+    at = data.index(b"a launcher for 910B2")
+    unfinished.write_bytes(data[:at] + b"A" + data[at + 1 :])
+    noted: list[str] = []
+    with pytest.raises(BundleError, match="wanted content of that sha256"):
+        finish(unfinished, unfinished, environment(cann), note=noted.append)
+    assert noted == []
 
 
 def test_where_hivmc_is_looked_for(cann: Path, tmp_path: Path) -> None:
@@ -241,6 +373,37 @@ def test_the_command(host: None, kvbuild: Callable[..., Any], unfinished: Path, 
     done = kvbuild("finish", unfinished)
     assert done.code == 0 and f"kvbuild check {unfinished}" in done.out
     assert unfinished.read_bytes() == out.read_bytes()
+
+
+def test_an_unfinished_bundle_is_called_so_with_the_command(
+    kvbuild: Callable[..., Any],
+    unfinished: Path,
+    cann: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "a b.kvb"
+    unfinished.rename(path)
+    line = (
+        f"ascend:910B1, ascend:910B2 are compiled as far as HIVM: run `kvbuild finish '{path}'` on a host "
+        "with CANN 8.5 or newer"
+    )
+    for name in ("list", "verify"):
+        done = kvbuild(name, path)
+        assert done.code == 0 and done.out.splitlines()[-1] == line
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifest
+    compile._say(build.BuildResult(manifest, {}, build.Report(0, 0, 0, 0, 0.0, (), ())), path)
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    shown = kvbuild("inspect", path).out
+    assert shown.count("ELF machine not yet") == 2 and "ELF machine 0" not in shown
+    how = f"hivm, unfinished: run `kvbuild finish '{path}'` on a host with CANN 8.5 or newer\n"
+    assert shown.count(f"  compiled to   {how}") == 2
+    assert shown.count("  toolchain     triton 3.2.0\n  evidence      none\n") == 2
+    finish(path, path, environment(cann))
+    for name in ("list", "verify", "inspect"):
+        assert "as far as HIVM" not in kvbuild(name, path).out
+    assert "ELF machine 4137\n  compiled to   device\n" in kvbuild("inspect", path).out
 
 
 def test_the_command_without_cann(kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path,
