@@ -38,7 +38,7 @@ OLDEST_CANN = "8.5"
 VERSION_LIMIT_S = 60.0
 LIMIT_S = 600.0
 _VERSION = re.compile(r"hivmc\s+([0-9][A-Za-z0-9.+-]{0,63})")
-_HOME = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _MAX_SAID = 4000
 _MAX_OBJECT = 256 << 20
 
@@ -89,7 +89,7 @@ def _places(environ: Mapping[str, str]) -> list[str]:
     other = shutil.which("bishengir-compile", path=environ.get("PATH", ""))
     if other is not None:
         places.append(str(Path(other).resolve().with_name("hivmc")))
-    places += [str(Path(environ[name], "tools/bishengir/bin/hivmc")) for name in _HOME if environ.get(name)]
+    places += [str(Path(environ[name], "tools/bishengir/bin/hivmc")) for name in HOMES if environ.get(name)]
     return places
 
 

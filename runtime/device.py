@@ -185,9 +185,15 @@ def _by_driver(torch: Any, request: Request, must: bool) -> _Seen | None:
         raise _no_such_device(request.index or 0, 0)
     meant = APIS[request.api or "cuda"]
     asked = meant.torch if request.index is None else f"{meant.torch}:{request.index}"
+    remedy = "install the vendor's driver"
+    if meant.driver is not None and meant.driver.setup:
+        remedy = (
+            f"it comes with {meant.driver.product}: install that, and `{meant.driver.setup}` (wherever that "
+            "lies) before Python starts"
+        )
     raise DeviceError(
-        f"wanted device {asked}, found no {_library(request.api or 'cuda')} on this host; "
-        "install the vendor's driver, or load with device='cpu'"
+        f"wanted device {asked}, found no {_library(request.api or 'cuda')} on this host; {remedy}, or load "
+        "with device='cpu'"
     )
 
 

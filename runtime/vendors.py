@@ -22,6 +22,7 @@ class Driver:
                aot/launcher lists them) and of ASKED.
     pools:     the device attribute that says whether a device has memory pools, where scratch comes from a
                pool of our own.
+    setup:     what a person does so that its libraries are found, where installing is not all.
     stream:    for extension devices, (module, part, function) of torch's extension that tells the calling
                thread's stream on a device.
     """
@@ -32,6 +33,7 @@ class Driver:
     functions: Mapping[str, str]
     pools: int = 0
     extension: str = ""
+    setup: str = ""
     stream: tuple[str, str, str] | None = None
 
 
@@ -237,7 +239,8 @@ VENDORS: Mapping[str, Vendor] = {
     "ascend": Vendor(
         Driver(
             "kDLExtDev", "Ascend's CANN", ("libascendcl.so",), {"chip_name": "aclrtGetSocName"},
-            extension="npu", stream=("torch_npu", "_C", "_npu_getCurrentRawStream"),
+            extension="npu", setup="source /usr/local/Ascend/ascend-toolkit/set_env.sh",
+            stream=("torch_npu", "_C", "_npu_getCurrentRawStream"),
         ),
         Devices(
             ("npu",), r"Ascend", pci=("19e5",), libraries=("libascendcl.so",),

@@ -70,6 +70,7 @@ def examine(seen: tuple[list[Facts], list[str]] | None = None) -> dict[str, Any]
         "packages": packages,
         "config": config,
         "toolchains": toolchains,
+        "ascend": _ascend(),
         "devices": [facts.to_json() for facts in devices],
         "notes": notes,
         "cache": cache,
@@ -118,6 +119,48 @@ def _configured() -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
         from .. import spec
 
         path = spec.find()
+def _ascend() -> dict[str, Any]:
+    """What of CANN and torch_npu is here: hivmc's place and version, or why there is none; CANN's folder by
+    its variable; whether libascendcl.so would be found; torch_npu's version."""
+    from ...runtime import libraries
+    from .. import finish
+    from ..errors import BuilderError
+
+    hivmc: dict[str, str] | None = None
+    problem: str | None = None
+    try:
+        tool = finish.find_hivmc(os.environ)
+        hivmc = {"path": str(tool.path), "version": tool.version}
+    except BuilderError as error:
+        problem = str(error)
+    cann = next((name for name in finish.HOMES if os.environ.get(name)), None)
+    return {
+        "hivmc": hivmc,
+        "problem": problem,
+        "cann": cann and {"folder": os.environ[cann], "named_in": cann},
+        "libascendcl": bool(libraries.present(("libascendcl.so",))),
+        "torch_npu": _version("torch_npu"),
+    }
+
+
+def _ascend_lines(found: dict[str, Any], devices: Sequence[Facts]) -> list[str]:
+    """Nothing on a host that has nothing of Ascend's."""
+    hivmc, cann, torch_npu = found["hivmc"], found["cann"], found["torch_npu"]
+    here = hivmc or cann or found["libascendcl"] or torch_npu
+    if not here and not any(facts.vendor == "ascend" for facts in devices):
+        return []
+    from ...runtime.vendors import VENDORS
+
+    source = f"not found; `{VENDORS['ascend'].driver.setup}` (wherever CANN lies)"
+    tool = f"hivmc: {hivmc['path']}, version {hivmc['version']}" if hivmc else found["problem"]
+    return [
+        f"ascend  {tool}",
+        f"        CANN: {cann['folder']} ({cann['named_in']})" if cann else f"        CANN: {source}",
+        f"        libascendcl.so: {'found' if found['libascendcl'] else source}",
+        f"        torch_npu: {torch_npu or 'not installed; kvbuild check and torch need it on an NPU'}",
+    ]
+
+
         return dict(spec.load(path).toolchains), {"file": str(path), "problem": None}
     except ImportError:
         return {}, {"file": None, "problem": None}
@@ -168,15 +211,16 @@ def _text(found: dict[str, Any], devices: Sequence[Facts]) -> str:
         lines.append(f"device  {facts}{why}")
     lines += [f"        no other: {note}" for note in found["notes"]]
     if found["role"] == "deploy":
-        lines += [
-            "",
-            "this host loads bundles and compiles none; to compile here: pip install 'kvbuild[compile]'",
-        ]
+        what = "this host loads bundles and compiles none; to compile here:"
+        if any(one["builds"] for one in found["toolchains"]):
+            what = "what kvbuild itself compiles with is not installed; to compile here:"
+        lines += ["", f"{what} pip install 'kvbuild[compile]'"]
         return "\n".join([*lines, *_missing(found)])
     cache = found["cache"]
     state = "writable" if cache["writable"] else "not writable"
     lines += [
         f"cache   {cache['folder'] or 'no folder'} ({state})",
+    lines += _ascend_lines(found["ascend"], devices)
         f"config  {found['config']['file'] or '-'}",
         "",
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvbuild.aot import targets
+from kvbuild.aot import finish, targets, toolchain
 from kvbuild.aot.cli import doctor
 from kvbuild.runtime import device
 from kvbuild.runtime.facts import Facts
@@ -183,3 +183,55 @@ def test_an_sdk_that_is_there_is_found(kvbuild: Run, monkeypatch: pytest.MonkeyP
     assert metax["ready"] and metax["builds"] == ["c500", "c600"]
     assert metax["versions"] == {"triton": "3.0.0", "backend-metax": "present", "mxcc": "1.0.0"}
     assert "metax     c500 c600 " in kvbuild("doctor").out
+
+
+@pytest.fixture
+def no_cann(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in finish.HOMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_host_without_anything_of_ascends_has_no_line_of_it(kvbuild: Run, no_cann: None) -> None:
+    text = kvbuild("doctor").out
+    assert "hivmc" not in text and "torch_npu" not in text
+    found = json.loads(kvbuild("doctor", "--json").out)["ascend"]
+    assert "found none" in found.pop("problem")
+    assert found == {"hivmc": None, "cann": None, "libascendcl": False, "torch_npu": None}
+
+
+def test_what_there_is_of_ascends_has_its_line(
+    kvbuild: Run, monkeypatch: pytest.MonkeyPatch, no_cann: None, tmp_path: Path
+) -> None:
+    tool = tmp_path / "tools/bishengir/bin/hivmc"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\necho hivmc 1.4.2\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    text = kvbuild("doctor").out
+    assert f"ascend  hivmc: {tool}, version 1.4.2\n        CANN: {tmp_path} (ASCEND_HOME_PATH)\n" in text
+    assert "libascendcl.so: not found; `source /usr/local/Ascend/ascend-toolkit/set_env.sh`" in text
+    assert "torch_npu: not installed" in text
+    tool.unlink()
+    (tmp_path / "libascendcl.so").write_text("")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    text = kvbuild("doctor").out
+    assert "ascend  hivmc: wanted CANN's compiler of HIVM, found none" in text
+    assert "libascendcl.so: found" in text
+
+
+def test_an_npu_alone_has_the_lines_too() -> None:
+    found = {"hivmc": None, "problem": "none", "cann": None, "libascendcl": False, "torch_npu": None}
+    npu = replace(device.cpu_facts(), vendor="ascend", arch="910B2")
+    assert doctor._ascend_lines(found, [device.cpu_facts()]) == []
+    assert len(doctor._ascend_lines(found, [device.cpu_facts(), npu])) == 4
+
+
+def test_a_host_that_compiles_for_some_vendor_is_not_said_to_compile_nothing(
+    kvbuild: Run, deployed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(vendor: str, *_: object) -> toolchain.Toolchain:
+        return toolchain.Toolchain(vendor, ("python",), {"triton": "3.2.0"}, ())
+
+    monkeypatch.setattr(toolchain, "probe", probe)
+    text = kvbuild("doctor").out
+    assert "compiles none" not in text and "to compile here: pip install 'kvbuild[compile]'" in text

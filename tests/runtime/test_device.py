@@ -399,3 +399,15 @@ def test_a_call_asks_nobody_whose_device_it_is(
         page = np.zeros(8, np.uint8)
         operator.compress(*(np.zeros(1) for _ in range(8)), page, 8, 128)
         assert page[0] == 42
+
+
+def test_an_npu_without_canns_library_is_told_where_that_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_torch", lambda: None)
+    monkeypatch.setattr(libraries, "present", lambda names: ())
+    with pytest.raises(DeviceError) as error:
+        device.detect("npu:0")
+    assert str(error.value).endswith(
+        " on this host; it comes with Ascend's CANN: install that, and `source "
+        "/usr/local/Ascend/ascend-toolkit/set_env.sh` (wherever that lies) before Python starts, or load with "
+        "device='cpu'"
+    )
