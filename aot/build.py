@@ -90,6 +90,12 @@ def prepare(
     Raises RequestError for an unknown target or a wrong tuning table, then ToolchainError for what lacks.
     """
     wanted = wanted_targets(spec, names)
+    untuned = sorted({name.vendor for name in wanted if targets.load(name.vendor).ROUTE == "staged"})
+    if tune_space and untuned:
+        raise RequestError(
+            f"--tune-space: wanted targets that have a tuning space, found {', '.join(untuned)}, which has "
+            f"none (its tiles are the routes of {spec.file}); build it without the option"
+        )
     if tune_space and SPECIALISED_BLOCK_SIZE not in spec.state_block_sizes:
         raise RequestError(
             f"--tune-space: wanted {SPECIALISED_BLOCK_SIZE} among the state_block_sizes of {spec.file}, for "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .cases import Case, Result
 
 TORCH_PIP = "pip install torch"
+NPU_PIP = "pip install torch torch_npu (of one release, the one that belongs to this host's CANN)"
 
 
 @click.command("check", help="Run the operator on this machine and compare its bytes with the oracle.")
@@ -31,7 +32,10 @@ def command(
 ) -> int:
     path = output.existing_bundle(file)
     output.device_name(device)
-    output.require("torch", "kvbuild check", TORCH_PIP)
+    npu = (device or "").startswith("npu")
+    output.require("torch", "kvbuild check", NPU_PIP if npu else TORCH_PIP)
+    if npu:
+        output.require("torch_npu", "kvbuild check on an NPU", NPU_PIP)
 
     import torch
 

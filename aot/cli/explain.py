@@ -20,7 +20,8 @@ _MAX_FACTS = 16 << 20
 @click.argument("file")
 @click.option("--facts", "facts_file", metavar="FACTS.json", help="Decide for the host these facts describe: "
               "what `kvbuild explain --json` printed there, or its device's marks alone.")  # fmt: skip
-@click.option("--device", metavar="D", help="Decide for this device, as torch names it: cpu, cuda, cuda:1.")
+@click.option("--device", metavar="D", help="Decide for this device, as torch names it: cpu, cuda, cuda:1, "
+              "npu:0.")
 @click.option("--strict", is_flag=True, help="Accept the device's exact arch alone.")
 @output.json_option
 def command(file: str, facts_file: str | None, device: str | None, strict: bool, as_json: bool) -> int:

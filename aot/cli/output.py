@@ -165,7 +165,7 @@ def device_name(text: str | None) -> None:
         parse_device(text)
     except ValueError:
         raise RequestError(
-            f"--device: wanted cpu, cuda, cuda:1 or another device as torch names it, found {text!r}"
+            f"--device: wanted cpu, cuda, cuda:1, npu:0 or another device as torch names it, found {text!r}"
         ) from None
 
 

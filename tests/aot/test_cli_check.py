@@ -190,3 +190,18 @@ def test_an_unknown_case_is_a_wrong_request(cpu_bundle: Path, kvbuild: Run) -> N
     done = kvbuild("check", cpu_bundle, "--workload", "nope")
     assert done.code == 2 and "prefill-1x8192-c128" in done.err
     assert kvbuild("check", cpu_bundle, "--device", "cudda").code == 2
+
+
+def test_what_an_npu_takes_is_named(cpu_bundle: Path, monkeypatch: pytest.MonkeyPatch, kvbuild: Any) -> None:
+    done = kvbuild("check", cpu_bundle, "--device", "npu:0")
+    assert done.code == 3 and "needs the Python package 'torch_npu'" in done.err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    assert "pip install torch torch_npu" in kvbuild("check", cpu_bundle, "--device", "npu").err
+    done = kvbuild("check", cpu_bundle, "--device", "cpu")
+    assert done.code == 3 and "torch_npu" not in done.err
+
+
+def test_a_case_without_an_output_is_not_called_right(cpu_bundle: Path, kvbuild: Run) -> None:
+    done = kvbuild("check", cpu_bundle, "--device", "cpu", "--workload", "decode-0-c128")
+    assert done.code == 0 and "all cases right" not in done.out
+    assert done.out.endswith("nothing was compared: no case that was run has an output\n")

@@ -51,6 +51,8 @@ def never_builds(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--target", "cpu", "--jobs", "0"], "--jobs"),
         (["--target", "cpu", "-o", "none/x.kvb"], "no folder none"),
         (["--target", "cpu", "-o", "."], "a folder there"),
+        (["--target", "cpu", "-o", "/proc/x.kvb"], "found that no file can be made in /proc (No such file"),
+        (["--target", "ascend:910B2", "--tune-space"], "found ascend, which has none"),
     ],
 )
 def test_wrong_requests_are_refused_before_the_build(
