@@ -122,10 +122,17 @@ def root(environ: Mapping[str, str]) -> Path:
             raise RequestError(
                 "no folder for toolchains: HOME is not set; set KVBUILD_TOOLCHAINS to a folder"
             ) from None
-    if os.pathsep in str(folder.absolute()):
+    try:
+        folder = folder.absolute()
+    except OSError:
+        raise RequestError(
+            f"{folder}: wanted a folder for toolchains, found that the current folder is gone; set "
+            "KVBUILD_TOOLCHAINS to an absolute path"
+        ) from None
+    if os.pathsep in str(folder):
         # PYTHONPATH would take it for two.
         raise RequestError(
-            f"{folder.absolute()}: wanted a folder for toolchains without {os.pathsep!r} in its path, found "
+            f"{folder}: wanted a folder for toolchains without {os.pathsep!r} in its path, found "
             "one; set KVBUILD_TOOLCHAINS to another folder"
         )
     return folder
