@@ -86,7 +86,7 @@ def _hostile() -> list[str]:
     return [
         function + ") attributes {hacc.entry" * 20_000 + "\n",
         function + ") attributes {" * 20_000 + "hacc.entry" * 20_000 + "} {\n",
-        function + "%arg0: memref<?xi8, " * 20_000 + ") attributes {hacc.entry, hivm.func_core_type<AIV>} {\n",
+        function + "%arg0: memref<?xi8, " * 20_000 + ") attributes {hacc.entry, func_core_type<AIV>} {\n",
         module("    hivm.hir.pointer_cast(%" * 20_000),
         module("    hivm.hir.pointer_cast(%\n" * 20_000),
         module("    hivm.hir.pointer_cast(%a) : memref<" + "8x" * 100_000 + f" {UB}>"),
