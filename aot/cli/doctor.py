@@ -112,13 +112,6 @@ def _toolchains() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return found, config
 
 
-def _configured() -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
-    from ..errors import RequestError
-
-    try:
-        from .. import spec
-
-        path = spec.find()
 def _ascend() -> dict[str, Any]:
     """What of CANN and torch_npu is here: hivmc's place and version, or why there is none; CANN's folder by
     its variable; whether libascendcl.so would be found; torch_npu's version."""
@@ -161,6 +154,13 @@ def _ascend_lines(found: dict[str, Any], devices: Sequence[Facts]) -> list[str]:
     ]
 
 
+def _configured() -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+    from ..errors import RequestError
+
+    try:
+        from .. import spec
+
+        path = spec.find()
         return dict(spec.load(path).toolchains), {"file": str(path), "problem": None}
     except ImportError:
         return {}, {"file": None, "problem": None}
@@ -210,6 +210,7 @@ def _text(found: dict[str, Any], devices: Sequence[Facts]) -> str:
         why = f": {'; '.join(facts.reasons)}" if facts.reasons else ""
         lines.append(f"device  {facts}{why}")
     lines += [f"        no other: {note}" for note in found["notes"]]
+    lines += _ascend_lines(found["ascend"], devices)
     if found["role"] == "deploy":
         what = "this host loads bundles and compiles none; to compile here:"
         if any(one["builds"] for one in found["toolchains"]):
@@ -220,7 +221,6 @@ def _text(found: dict[str, Any], devices: Sequence[Facts]) -> str:
     state = "writable" if cache["writable"] else "not writable"
     lines += [
         f"cache   {cache['folder'] or 'no folder'} ({state})",
-    lines += _ascend_lines(found["ascend"], devices)
         f"config  {found['config']['file'] or '-'}",
         "",
     ]
