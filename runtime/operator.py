@@ -47,6 +47,7 @@ def load(
     each target and why not), DeviceError (no such device, or its driver refused), and TypeError or ValueError
     for a wrong argument.
     """
+    _refuse_subinterpreter()
     # Before the device: it brings in torch where torch is installed, and torch knows the current device.
     import tvm_ffi  # noqa: F401
 
@@ -68,6 +69,18 @@ def load(
         except NoMatchingArtifact as error:
             raise NoMatchingArtifact(f"{bundle.path}: {error}") from None
         return _open(bundle, choice, facts)
+
+
+def _refuse_subinterpreter() -> None:
+    """TVM-FFI and torch serve one interpreter of a process; loaded by a second one, they crash it."""
+    python = ctypes.pythonapi
+    current = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", python))()
+    number = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(("PyInterpreterState_GetID", python))(current)
+    if number != 0:
+        raise RuntimeError(
+            f"wanted the process's main interpreter, found subinterpreter {number}, where neither torch nor "
+            "TVM-FFI can be loaded; load the operator in the main one, or in a process of its own"
+        )
 
 
 def _open(bundle: Bundle, choice: Choice, facts: Facts) -> Operator:

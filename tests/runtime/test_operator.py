@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -162,6 +163,19 @@ def test_trusted_keys_refuse_what_no_one_signed(stand_in_bundle: Path, keys: lis
 def test_trusted_keys_that_are_no_list_are_a_type_error(stand_in_bundle: Path, keys: Any) -> None:
     with pytest.raises(TypeError, match="trusted_keys: wanted a list of keys"):
         runtime.load(stand_in_bundle, device="cpu", trusted_keys=keys)
+
+
+def test_a_subinterpreter_is_refused_before_it_crashes(stand_in_bundle: Path) -> None:
+    load = f"from kvbuild import runtime; runtime.load({str(stand_in_bundle)!r})"
+    code = (
+        "try: import _interpreters as interpreters\n"
+        "except ImportError: import _xxsubinterpreters as interpreters\n"
+        f"print(interpreters.run_string(interpreters.create(), {load!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode in (0, 1)
+    assert "wanted the process's main interpreter, found sub" in said or "does not support loading in sub" in said
 
 
 @pytest.mark.parametrize("strict", ["no", 1, None])
