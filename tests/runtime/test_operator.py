@@ -175,7 +175,10 @@ def test_a_subinterpreter_is_refused_before_it_crashes(stand_in_bundle: Path) ->
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode in (0, 1)
-    assert "wanted the process's main interpreter, found sub" in said or "does not support loading in sub" in said
+    assert (
+        "wanted the process's main interpreter, found sub" in said
+        or "does not support loading in sub" in said
+    )
 
 
 @pytest.mark.parametrize("strict", ["no", 1, None])
