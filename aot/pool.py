@@ -26,7 +26,8 @@ UNIT_LIMIT_S = 900.0
 
 _MAX_ANSWER = 16 << 20
 _MAX_FACT = 2**31 - 1
-_ENTRY = re.compile(r"[A-Za-z0-9_.$]{1,256}")
+# Ascend's Triton writes the kind of core behind the name; such an entry is read from the HIVM itself.
+_ENTRY = re.compile(r"[A-Za-z0-9_.$]{1,256}( ai[cv]| mix)?")
 _FACTS: Mapping[str, type] = {
     "entry": str, "shared": int, "num_warps": int, "num_ctas": int,
     "global_scratch": int, "profile_scratch": int,

@@ -190,10 +190,10 @@ def test_an_answer_to_another_request_is_never_taken(tiny: Any) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"shared": -1}, {"num_warps": 2**31}, {"global_scratch": -8}, {"entry": ""}, {"entry": 'a"; b'},
-     {"entry": "\0"}, {"entry": "x" * 300}],
+     {"entry": "\0"}, {"entry": "x" * 300}, {"entry": "x y"}, {"entry": " aiv"}],
 )  # fmt: skip
 def test_facts_that_no_launcher_can_hold_are_no_answer(wrong: dict[str, Any]) -> None:
-    assert checked_answer({"ok": True, **FACTS})
+    assert checked_answer({"ok": True, **FACTS}) and checked_answer({"ok": True, **FACTS, "entry": "x aiv"})
     with pytest.raises(ValueError, match=f"wanted .*{next(iter(wrong)).partition('_')[0]}"):
         checked_answer({"ok": True, **FACTS, **wrong})
 
