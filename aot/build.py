@@ -110,11 +110,14 @@ def prepare(
         for vendor in sorted(archs)
     }
     missing = [text for each in found.values() for text in each.missing]
+    ready = _ready(wanted, found)
     try:
         zig = toolchain.zig_version()
     except ToolchainError as error:
         missing.append(str(error))
+        ready = []  # zig compiles every target's launcher
     if missing:
+        missing += [*ready, *toolchain.unread_variables(environ)]
         raise ToolchainError("\n".join(dict.fromkeys(missing)))
     host_kernel = (path for path in (KERNELS / "cpu").iterdir() if path.suffix in (".c", ".h"))
     return plan(
@@ -132,6 +135,17 @@ def prepare(
         ),
         tune_space=tune_space,
     )
+
+
+def _ready(wanted: Sequence[TargetName], found: Mapping[str, toolchain.Toolchain]) -> list[str]:
+    """A line about those of the wanted targets whose tools are all there; none where there are none."""
+    ready = [
+        str(name)
+        for name in wanted
+        if set(targets.load(name.vendor).needs(name.arch)) <= set(found[name.vendor].versions)
+    ]
+    verb, what = ("needs", "it") if len(ready) == 1 else ("need", "them")
+    return [f"{', '.join(ready)} {verb} none of this: compile {what} alone"] if ready else []
 
 
 def _tables(spec: Spec, wanted: Sequence[TargetName], files: Sequence[Path]) -> dict[TargetName, Table]:

@@ -82,8 +82,13 @@ class Value:
             pairs.append((key, Value(value_node, self.file, f"{self.field}.{key}".lstrip("."))))
         return pairs
 
-    def record(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Value]:
-        """The values of a mapping with fixed keys; unknown and missing keys are refused by name."""
+    def record(
+        self, required: Collection[str], optional: Collection[str] = (), advice: str = ""
+    ) -> dict[str, Value]:
+        """The values of a mapping with fixed keys; unknown and missing keys are refused by name.
+
+        advice: what to do where one is missing.
+        """
         known = [*required, *optional]
         values: dict[str, Value] = {}
         for key, value in self.items():
@@ -92,7 +97,7 @@ class Value:
             values[key] = value
         for key in required:
             if key not in values:
-                self.fail(f"key {key!r} is missing; wanted {', '.join(required)}")
+                self.fail(f"key {key!r} is missing; wanted {', '.join(required)}{advice and '; '}{advice}")
         return values
 
     def list(self) -> list[Value]:

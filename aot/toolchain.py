@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from . import installed, targets, worker
+from . import installed, meant, targets, worker
 from .errors import ToolchainError
 
 WORKER = Path(worker.__file__)
@@ -169,6 +169,17 @@ def zig_version() -> str:
 def variable(vendor: str) -> str:
     """The environment variable that names a vendor's interpreter."""
     return f"KVBUILD_TOOLCHAIN_{vendor.upper()}"
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence about each variable that names an interpreter of a vendor that there is not."""
+    read = {variable(vendor) for vendor in targets.names() if targets.load(vendor).ROUTE != "cpu"}
+    unread = sorted(name for name in environ if name.startswith(variable("")) and name not in read)
+    return [
+        f"{name} is set, and no vendor's interpreter is looked for there: wanted one of "
+        f"{', '.join(sorted(read))}{meant.vendor(name.removeprefix(variable('')))}"
+        for name in unread
+    ]
 
 
 def tools_of(vendor: str) -> dict[str, dict[str, object]]:

@@ -62,6 +62,8 @@ def command(file: str, device: str | None, quick: bool, destination: str, as_jso
         where = provenance.record(operator, place)
         say(f"{path}: {operator.target.name} on {place.name}")
         versus = Versus(operator, place, Effort(quick), say)
+        if not place.is_gpu:
+            say(f"not measured here: {_on_gpus_alone()}, which are timed as replays of a GPU's graph")
         if versus.no_reader:
             say(f"the read ceiling is torch.sum's alone: {versus.no_reader}")
         rows = [versus.row(workload) for workload in versus.effort.workloads()]
@@ -91,6 +93,13 @@ def command(file: str, device: str | None, quick: bool, destination: str, as_jso
     for text in wrong:
         click.echo(f"kvbuild: {text}", err=True)
     return output.EXIT_FAILED if wrong else output.EXIT_DONE
+
+
+def _on_gpus_alone() -> str:
+    from ..measure.versus import CALLERS, HOST_CALLERS
+
+    *names, last = (name for name in CALLERS if name not in HOST_CALLERS)
+    return f"{', '.join(names)} and {last}"
 
 
 def _folder(name: str) -> Path:

@@ -118,6 +118,10 @@ def _closing(summary: dict[str, Any]) -> str:
     ]
     lines += [f"too many {refusal}" for refusal in summary["tie_refusals"]]
     failed = summary["failed"]
+    if summary["ok"] and not summary["bytes_compared"]:
+        # It still counts that nothing was written.
+        lines.append("nothing was written, and nothing was compared: no case that was run has an output")
+        return "\n".join(lines)
     lines.append(
         output.paint("all cases right", "green") if summary["ok"]
         else output.paint(f"wrong: {', '.join(failed) or 'ties'}", "red")

@@ -75,7 +75,14 @@ def examine(seen: tuple[list[Facts], list[str]] | None = None) -> dict[str, Any]
         "notes": notes,
         "cache": cache,
         "missing": missing,
+        "warnings": _warnings(),
     }
+
+
+def _warnings() -> list[str]:
+    from .. import toolchain
+
+    return toolchain.unread_variables(os.environ)
 
 
 def _version(package: str) -> str | None:
@@ -228,7 +235,9 @@ def _text(found: dict[str, Any], devices: Sequence[Facts]) -> str:
 
 
 def _missing(found: dict[str, Any]) -> list[str]:
-    return [f"missing: {text}" for text in found["missing"]] or ["nothing is missing"]
+    warnings = [f"warning: {text}" for text in found["warnings"]]
+    missing = [f"missing: {text}" for text in found["missing"]]
+    return [*warnings, *(missing or ["nothing is missing for what was set up"])]
 
 
 def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:

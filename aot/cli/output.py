@@ -141,7 +141,8 @@ def writable_file(path: str | Path, option: str = "-o") -> Path:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         advice = "name another place"
-        raise RequestError(f"{wanted} that {target.parent} cannot be written ({reason}); {advice}") from None
+        found = f"{wanted} that no file can be made in {target.parent} ({reason})"
+        raise RequestError(f"{found}; {advice}") from None
     return target
 
 

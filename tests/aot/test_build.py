@@ -341,6 +341,26 @@ def test_every_missing_toolchain_is_said_at_once(monkeypatch: pytest.MonkeyPatch
         prepare(spec.load(spec.PACKAGED), ["nvidia:sm_90", "amd:gfx942", "cpu"], environ)
     assert [text in str(caught.value) for text in ("/no/a", "/no/b", "zig is not there")] == [True] * 3
     assert str(caught.value).count("zig is not there") == 1
+    with pytest.raises(ToolchainError) as caught:
+        prepare(spec.load(spec.PACKAGED), ["nvidia:sm_90"], {})
+    assert str(caught.value) == "zig is not there", "nothing is built alone without it"
+
+
+def test_a_missing_toolchain_does_not_hide_what_needs_none() -> None:
+    packaged = spec.load(spec.PACKAGED)
+
+    def said(*names: str, **environ: str) -> list[str]:
+        with pytest.raises(ToolchainError) as caught:
+            prepare(packaged, names, environ)
+        return str(caught.value).splitlines()
+
+    (_, last) = said("hygon")
+    assert last == "hygon:gfx906 needs none of this: compile it alone"
+    assert said("metax", "cpu")[-1] == "cpu:aarch64, cpu:x86_64 need none of this: compile them alone"
+    assert len(said("metax")) == 1
+    lines = said("metax", KVBUILD_TOOLCHAIN_MACA="/x", KVBUILD_TOOLCHAIN_AMD="/y")
+    assert len(lines) == 2 and lines[1].startswith("KVBUILD_TOOLCHAIN_MACA is set, ")
+    assert lines[1].endswith("; did you mean metax?")
 
 
 def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

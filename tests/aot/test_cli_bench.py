@@ -71,6 +71,9 @@ def test_text(
     (head,) = (line for line in lines if line.startswith("workload "))
     assert head.split("  ")[-1].strip() == "reading/kvbuild" and "PyTorch eager us" in head
     assert any(line.startswith("prefill-1x256-c128 ") for line in lines)
+    (why,) = (line for line in lines if line.startswith("not measured here: "))
+    callers = "PyTorch in a graph, torch.compile, Triton JIT and whole window, two kernels"
+    assert why == f"not measured here: {callers}, which are timed as replays of a GPU's graph"
     assert "no plot was drawn" in done.out and lines[-1] == "artifacts/bench/bench.json: written"
 
 

@@ -111,7 +111,7 @@ def test_a_deployment_host_lacks_nothing_by_not_compiling(kvbuild: Run, deployed
     assert (
         "this host loads bundles and compiles none; to compile here: pip install 'kvbuild[compile]'" in text
     )
-    assert text.rstrip().endswith("nothing is missing")
+    assert text.rstrip().endswith("\nnothing is missing for what was set up")
     assert "cannot compile" not in text and "not writable" not in text
 
 
@@ -152,6 +152,16 @@ def test_each_vendor_has_a_line_about_what_it_takes(kvbuild: Run) -> None:
         assert module.SDK in how and f"KVBUILD_TOOLCHAIN_{one['vendor'].upper()}" in how
     # That a vendor's toolchain is elsewhere is nothing that this host lacks.
     assert found["missing"] == []
+
+
+def test_a_variable_that_nobody_reads_is_warned_of(kvbuild: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVBUILD_TOOLCHAIN_ILUVATAR", sys.executable)
+    monkeypatch.setenv("KVBUILD_TOOLCHAIN_CPU", sys.executable)
+    found = json.loads(kvbuild("doctor", "--json").out)
+    cpu, iluvatar = found["warnings"]
+    assert cpu.startswith("KVBUILD_TOOLCHAIN_CPU is set, and no vendor's interpreter is looked for there")
+    assert iluvatar.endswith("KVBUILD_TOOLCHAIN_TIANSHU; did you mean tianshu?") and found["missing"] == []
+    assert f"warning: {iluvatar}\nnothing is missing for what was set up\n" in kvbuild("doctor").out
 
 
 def test_a_named_toolchain_that_lacks_its_tools_is_missing(

@@ -69,7 +69,7 @@ def test_several_tiles_carry_rising_limits() -> None:
 TILES = "tiles: {gfx942: [{block_t: 4, block_d: 256, split: 1, num_warps: 4, num_stages: 1}]}"
 MISTAKES = [
     ("version: 1", "version: 2", 1, "version: wanted 1, found 2"),
-    ("version: 1\n", "", 1, "document: key 'version' is missing"),
+    ("version: 1\n", "", 1, f"numerics, targets; copy the whole of {spec.PACKAGED} and edit it"),
     ("version: 1", "version: '1'", 1, "version: wanted an integer, found '1'"),
     ("version: 1", "version: true", 1, "version: wanted an integer, found True"),
     ("version: 1", "version: [1]", 1, "version: wanted a single value, found a list"),
