@@ -38,7 +38,11 @@ def explain(error: Exception, arguments: Sequence[object], operands: Sequence[st
     if refused is not None:
         return refused
     for name, value in zip(operands, arguments, strict=False):
-        fault = _operand_fault(name, value)
+        try:
+            fault = _operand_fault(name, value)
+        except Exception as refusal:
+            words = str(refusal).partition("\n")[0]
+            fault = ValueError(f"{name}: wanted {_WANTED}, found an object that cannot be looked at: {words}")
         if fault is not None:
             return fault
     for name, value in zip(_INTEGERS, arguments[len(operands) :], strict=False):
@@ -56,9 +60,9 @@ def explain(error: Exception, arguments: Sequence[object], operands: Sequence[st
 
 def _converts(convert: Callable[[Any], object], value: object) -> bool:
     """Whether a scalar can be had from the value: an array of text has the method, and raises."""
-    if isinstance(value, (str, bytes, bytearray)):
-        return False
     try:
+        if isinstance(value, (str, bytes, bytearray)):
+            return False
         convert(value)
     except Exception:
         return False
@@ -72,11 +76,12 @@ def refuse_odd(*operands: Any) -> None:
     if torch is None:
         return
     kind = torch.Tensor
-    for value in operands:
-        if isinstance(value, kind) and (value.data_ptr() < _LOWEST or value.is_neg()):
-            fault = _torch_fault("tensor", value, torch)
-            if fault is not None:
-                raise fault
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may make what it likes of an operation
+        for value in operands:
+            if isinstance(value, kind) and (value.data_ptr() < _LOWEST or value.is_neg()):
+                fault = _torch_fault("tensor", value, torch)
+                if fault is not None:
+                    raise fault
 
 
 def new_zeros(kv_cache: Any) -> Any:
@@ -96,7 +101,8 @@ def new_zeros(kv_cache: Any) -> Any:
 def _operand_fault(name: str, value: Any) -> Exception | None:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_fault(name, value, torch)
+        with torch._C.DisableTorchFunctionSubclass():
+            return _torch_fault(name, value, torch)
     if numpy is not None and isinstance(value, numpy.ndarray):
         if not value.flags.writeable:
             # DLPack has no way to hand out a read-only array, so inputs need to be writable too.

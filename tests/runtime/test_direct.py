@@ -271,6 +271,40 @@ class Own(torch.Tensor):
     """A subclass, of which nothing may be assumed."""
 
 
+class Refusing(torch.Tensor):
+    """A subclass that torch's own operations do not work on."""
+
+    @classmethod
+    def __torch_function__(cls, *arguments: object) -> object:
+        raise KeyError("not supported")
+
+
+class Hidden:
+    @property
+    def __class__(self) -> type:
+        raise OSError("gone")
+
+
+def test_a_subclass_is_read_whatever_it_makes_of_operations(cpu: runtime.Operator) -> None:
+    inputs = make(SMALL, seed=3)
+    given = list(inputs.fresh().call_args())
+    wanted = outcome(cpu.compress, *given)
+    again = inputs.fresh()
+    refusing = again.state_cache.as_subclass(Refusing)
+    assert outcome(cpu.compress, refusing, *again.call_args()[1:]) == wanted
+    kind, text = outcome(cpu.compress, refusing, None, *again.call_args()[2:])
+    assert kind is TypeError and text.startswith("token_to_req: wanted a tensor")
+
+
+def test_an_object_that_cannot_be_looked_at_is_named(cpu: runtime.Operator) -> None:
+    given = make(SMALL, seed=3).call_args()
+    kind, text = outcome(cpu.compress, given[0], Hidden(), *given[2:])
+    assert kind is ValueError and text.startswith("token_to_req: wanted a tensor") and text.endswith(": gone")
+    assert outcome(cpu.compress, *given[:9], Hidden(), *given[10:])[1].startswith(
+        "block_size: wanted an integer"
+    )
+
+
 def test_a_step_with_odd_arguments_ends_as_a_plain_one(cpu: runtime.Operator) -> None:
     inputs = make(SMALL, seed=3)
     step = bound(cpu, inputs)
