@@ -75,7 +75,8 @@ def load(path: str | Path) -> Spec:
 
 def parse(text: str, file: str = "build.yaml") -> Spec:
     """Checks the text of a build.yaml. Raises RequestError as `file:line: field: wanted, found`."""
-    keys = document.parse(text, file).record(_KEYS, ("toolchains",), f"copy the whole of {PACKAGED} and edit it")
+    advice = f"copy the whole of {PACKAGED} and edit it"
+    keys = document.parse(text, file).record(_KEYS, ("toolchains",), advice)
     version = keys["version"].integer()
     if version != VERSION:
         keys["version"].fail(f"wanted {VERSION}, found {version}; this kvbuild reads no other version")

@@ -115,9 +115,9 @@ def _say(result: BuildResult, path: Path) -> None:
     names = " ".join(target.name for target in result.manifest.targets)
     click.echo(f"{path}: {names}, {output.size_text(path.stat().st_size)}, sha256 {_sha256(path)}")
     click.echo(counts)
-    from .list import unfinished
+    from .list import evidence, unfinished
 
-    for line in unfinished(result.manifest, path):
+    for line in (*evidence(result.manifest), *unfinished(result.manifest, path)):
         click.echo(line)
 
 

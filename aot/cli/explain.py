@@ -36,11 +36,13 @@ def command(file: str, facts_file: str | None, device: str | None, strict: bool,
     with open_bundle(path) as bundle:
         trace = select.evaluate(bundle.manifest, facts, strict)
         chosen: str | None = None
+        evidence: str | None = None
         launcher: str | None = None
         refusal: str | None = None
         try:
             choice = select.select(bundle.manifest, facts, strict)
             chosen, launcher = choice.target.name, choice.host
+            evidence = choice.target.toolchain.get("evidence")
         except NoMatchingArtifact as error:
             refusal = str(error)
     if as_json:
@@ -51,6 +53,7 @@ def command(file: str, facts_file: str | None, device: str | None, strict: bool,
                 "strict": strict,
                 "chosen": chosen,
                 "launcher": launcher,
+                "evidence": evidence,
                 "trace": [_verdict_json(verdict) for verdict in trace],
             }
         )
@@ -61,6 +64,8 @@ def command(file: str, facts_file: str | None, device: str | None, strict: bool,
         rows = [(*_row(verdict, chosen), verdict.reason) for verdict in trace]
         click.echo(output.table(("target", "decision", "reason"), rows))
         click.echo(f"loads {chosen} with the launcher for {launcher}")
+        if evidence is not None:
+            click.echo(f"{chosen}: {evidence}")
     return output.EXIT_DONE if refusal is None else output.EXIT_FAILED
 
 

@@ -73,6 +73,7 @@ def _text(
 def _target_text(
     path: str, target: Target, sizes: Mapping[str, int], used: Mapping[str, Resources]
 ) -> Iterator[str]:
+    from ...runtime.manifest import IN_WORDS
     from ..finish import OLDEST_CANN, is_unfinished
     from .list import finish_command
 
@@ -85,10 +86,10 @@ def _target_text(
         how = f", unfinished: run `{finish_command(Path(path))}` on a host with CANN {OLDEST_CANN} or newer"
         yield f"  compiled to   {target.staged.stage}{how if open_yet else ''}"
     yield f"  driver        {driver_text(target.vendor, target.min_driver)}"
-    tools = {name: text for name, text in sorted(target.toolchain.items()) if name != "evidence"}
-    yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in tools.items())}"
-    if "evidence" in target.toolchain:
-        yield f"  evidence      {target.toolchain['evidence']}"
+    yield f"  toolchain     {', '.join(f'{name} {text}' for name, text in sorted(target.tools.items()))}"
+    for name in IN_WORDS:
+        if name in target.toolchain:
+            yield f"  {name:12}  {target.toolchain[name]}"
     fusion = "on" if target.numerics.fp_fusion else "off"
     yield f"  numerics      multiply-add fusion {fusion}, denormals {target.numerics.denormals}"
     yield f"  sources       {target.source_digest}"

@@ -31,7 +31,7 @@ def command(file: str, as_json: bool) -> int:
     else:
         click.echo(heading(summary))
         click.echo(targets_table(summary["targets"]))
-        for line in unfinished(manifest, path):
+        for line in (*evidence(manifest), *unfinished(manifest, path)):
             click.echo(line)
     return output.EXIT_DONE
 
@@ -63,7 +63,18 @@ def _target(target: Target, sizes: Mapping[str, int]) -> dict[str, Any]:
         "variants": len(variants),
         "kernels": len(target.kernel_blobs),
         "size": sum(sizes[blob] for blob in target.blobs),
+        "tiles": target.toolchain.get("tiles"),
+        "evidence": target.toolchain.get("evidence"),
     }
+
+
+def evidence(manifest: Manifest) -> list[str]:
+    """A line about the targets of which the same is said to be unknown; none where nothing is."""
+    said: dict[str, list[str]] = {}
+    for target in manifest.targets:
+        if "evidence" in target.toolchain:
+            said.setdefault(target.toolchain["evidence"], []).append(target.name)
+    return [f"{' '.join(names)}: {words}" for words, names in said.items()]
 
 
 def unfinished(manifest: Manifest, path: Path) -> list[str]:

@@ -58,10 +58,10 @@ class Vendor(Protocol):
     ROUTE: `gpgpu` or `cpu`. ARCHS: every arch that it can build. CHIPS: names of products that have an arch,
     the best known first, where they are known; ALIASES: other names that people give the vendor. TOOLS: the
     names whose versions a build depends on. LOOKUP: those that are neither Triton nor zig (and others worth
-    knowing the version of), and where they are. SDK: what to install where one is missing, as the object of `install`; "" where the extra
-    `compile` brings them all. BINARY: Triton's name of the last stage ("" on the cpu route). SECTION_KEYS:
-    the vendor's own keys in build.yaml, each with its reader. SCRATCH: whether its driver is known to
-    allocate in a stream's order, which is where a launcher takes scratch from.
+    knowing the version of), and where they are. SDK: what to install where one is missing, as the object of
+    `install`; "" where the extra `compile` brings them all. BINARY: Triton's name of the last stage ("" on
+    the cpu route). SECTION_KEYS: the vendor's own keys in build.yaml, each with its reader. SCRATCH: whether
+    its driver is known to allocate in a stream's order, which is where a launcher takes scratch from.
     """
 
     ROUTE: str

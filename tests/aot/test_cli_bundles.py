@@ -12,6 +12,7 @@ import pytest
 
 from kvbuild.aot import bundle
 from kvbuild.aot.cli.inspect import driver_text
+from kvbuild.runtime.bundle import open_bundle
 from kvbuild.runtime.manifest import Manifest, launch_table_digest
 
 Run = Callable[..., Any]
@@ -91,6 +92,30 @@ def _table_digest(kernel: dict[str, Any], variant: dict[str, Any]) -> str:
     from kvbuild.runtime.strictjson import Node
 
     return launch_table_digest((Kernel.read(Node(kernel, "")),), (Variant.read(Node(variant, "")),))
+
+
+def test_what_is_said_in_words_is_repeated(
+    gpu: Path, host_arch: str, tmp_path: Path, kvbuild: Run
+) -> None:
+    words = {"evidence": "never loaded", "tiles": "reasoned, not measured"}
+    with open_bundle(gpu) as opened:
+        value, blobs = opened.manifest.to_json(), {name: opened.read(name) for name in opened.manifest.blobs}
+    value["targets"][0]["toolchain"] |= words
+    path = tmp_path / "told.kvb"
+    bundle.write(path, Manifest.from_json(value), blobs)
+    text = kvbuild("inspect", path).out
+    assert "  toolchain     ptxas 12.9.86, triton 3.9.0, zig 0.17.1\n  evidence      never loaded\n" in text
+    assert "  tiles         reasoned, not measured\n" in text
+    assert kvbuild("list", path).out.endswith("\nnvidia:sm_90: never loaded\n")
+    (target,) = json.loads(kvbuild("list", path, "--json").out)["targets"]
+    assert {name: target[name] for name in words} == words
+    facts = {"index": 0, "driver": 13000, "driver_library": "", "host": "x86_64", "libc": "2.36", "name": "x"}
+    facts |= {"marks": {"api": "cuda", "name": "NVIDIA H200", "capability": "9.0"}}
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    explain = ("explain", path, "--facts", tmp_path / "facts.json")
+    assert kvbuild(*explain).out.endswith("\nnvidia:sm_90: never loaded\n")
+    assert json.loads(kvbuild(*explain, "--json").out)["evidence"] == "never loaded"
+    assert "sm_90: " not in kvbuild("list", gpu).out
 
 
 @pytest.fixture

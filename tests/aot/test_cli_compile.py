@@ -18,6 +18,7 @@ import pytest
 
 from kvbuild.aot import build, toolchain
 from kvbuild.aot.build import BuildResult, Failure, Report
+from kvbuild.runtime.bundle import open_bundle
 
 Run = Callable[..., Any]
 
@@ -176,6 +177,19 @@ def test_it_writes_the_bundle_and_says_so(
     text = kvbuild("compile", "--target", f"cpu:{host_arch}", "-o", tmp_path / "again.kvb")
     assert text.code == 0 and found["sha256"] in text.out
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["again.kvb", "artifacts"]
+
+
+def test_what_is_not_known_of_the_result_is_said_last(
+    kvbuild: Run, cpu_bundle: Path, host_arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_bundle(cpu_bundle) as opened:
+        manifest, blobs = opened.manifest, {name: opened.read(name) for name in opened.manifest.blobs}
+    (target,) = manifest.targets
+    told = replace(target, toolchain={**target.toolchain, "evidence": "never loaded"})
+    result = BuildResult(replace(manifest, targets=(told,)), blobs, Report(0, 0, 0, 0, 0.0, (), ()))
+    monkeypatch.setattr(build, "build", lambda *_, **__: result)
+    done = kvbuild("compile", "--target", f"cpu:{host_arch}", "-o", tmp_path / "x.kvb")
+    assert done.code == 0 and done.out.endswith(f"\ncpu:{host_arch}: never loaded\n")
 
 
 @pytest.fixture
