@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from kvbuild.aot.cli.frame import COMMANDS
 from kvbuild.kernels import contract
 from kvbuild.kernels.workloads import Workload, make
 from kvbuild.runtime.bound import VARYING
+from kvbuild.runtime.identity import Marks
+from kvbuild.runtime.vendors import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,6 +67,13 @@ def test_the_operand_tables_are_the_contract() -> None:
         start = f"| `{operand.name}` | {' or '.join(operand.dtypes)} | `[{', '.join(operand.shape[:-1])}"
         for page in (README, OPERATOR):
             assert page.count(f"\n{start}") == 1, operand.name
+
+
+def test_the_marks_are_those_that_facts_have() -> None:
+    listed = README[README.index("| mark | is |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE) == [each.name for each in fields(Marks)]
+    (apis,) = re.findall(r"^\| `api` \| .*$", listed, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", apis)[1:] == list(APIS)
 
 
 def test_every_command_is_there_and_no_other() -> None:

@@ -20,6 +20,7 @@ from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
 from kvbuild.aot.finish import FLAGS, find_hivmc, finish
 from kvbuild.aot.spec import TargetName
 from kvbuild.aot.staging import pipelines, staged_table
+from kvbuild.aot.targets import ascend
 from kvbuild.runtime.bundle import open_bundle
 from kvbuild.runtime.errors import BundleError
 from kvbuild.runtime.manifest import Manifest, Numerics, Target
@@ -404,6 +405,33 @@ def test_an_unfinished_bundle_is_called_so_with_the_command(
     for name in ("list", "verify", "inspect"):
         assert "as far as HIVM" not in kvbuild(name, path).out
     assert "ELF machine 4137\n  compiled to   device\n" in kvbuild("inspect", path).out
+
+
+def test_the_pages_facts_are_a_910B2_hosts(
+    kvbuild: Callable[..., Any], unfinished: Path, cann: Path, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/ascend.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    facts = tmp_path / "910B2.json"
+    facts.write_text(text)
+    done = kvbuild("explain", unfinished, "--facts", facts)
+    assert done.code == 1 and "ascend:910B2 is for this device and not finished: kvbuild finish" in done.out
+    finish(unfinished, unfinished, environment(cann))
+    done = kvbuild("explain", unfinished, "--facts", facts)
+    assert done.code == 0 and "loads ascend:910B2 with the launcher for aarch64-linux-gnu.2.17" in done.out
+    for soc in ("910B2C", "910B4-1", "910_9392"):
+        facts.write_text(text.replace("Ascend910B2", f"Ascend{soc}"))
+        done = kvbuild("explain", unfinished, "--facts", facts)
+        assert done.code == 1
+        last = done.out.splitlines()[-1]
+        assert last.startswith(f"kvbuild has no target for ascend:{soc}; it has ascend:910B1, ascend:910B2")
+
+
+def test_the_page_lists_the_chips_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs/ascend.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| Ascend(\w+) \|$", page, re.MULTILINE) == [
+        (arch, arch) for arch in ascend.ARCHS
+    ]
 
 
 def test_the_command_without_cann(kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path,
