@@ -80,8 +80,9 @@ def _by_product(words: Iterable[str], among: Sequence[_Target]) -> list[_Target]
     for name, arch in among:
         for product in map(_letters, targets.load(name).CHIPS.get(arch, ())):
             for word in words:
-                # What follows a number must not make it another one: an L400 is no L4.
-                begins = re.match(rf"{product}(?![0-9])", word)
+                # What follows a number must not make it another one: an L400 is no L4. And nothing may follow
+                # where the arch is the chip's own name.
+                begins = re.match(rf"{product}{'$' if _letters(arch) in product else '(?![0-9])'}", word)
                 part = len(word) >= _SHORTEST_PART and word in product
                 score = 1000 + len(product) if begins else len(word) if part else 0
                 scores[name, arch] = max(scores.get((name, arch), 0), score)
