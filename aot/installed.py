@@ -89,8 +89,10 @@ class Installed:
 
     @property
     def command(self) -> tuple[str, ...]:
-        # -S, -s: neither this interpreter's packages nor the user's may stand in for the folder's.
-        return ("env", f"PYTHONPATH={self.folder}", self.python, "-S", "-s")
+        # -S, -s: neither this interpreter's packages nor the user's may stand in for the folder's. And what
+        # Python compiled by itself is compared with nothing, so it is neither read nor written.
+        no_cache = ("-B", "-X", f"pycache_prefix={os.devnull}")
+        return ("env", f"PYTHONPATH={self.folder}", self.python, "-S", "-s", *no_cache)
 
 
 def install_command(vendor: str) -> str:

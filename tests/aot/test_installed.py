@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import py_compile
 import re
 import subprocess
 import sys
@@ -82,7 +83,9 @@ def test_what_is_installed_is_found_and_not_installed_again(environ: dict[str, s
     assert again.commands == []
     found = installed.find("ascend", environ)
     assert found is not None and found.folder == first.folder
-    assert found.command == ("env", f"PYTHONPATH={first.folder}", first.python, "-S", "-s")
+    assert found.command == (
+        "env", f"PYTHONPATH={first.folder}", first.python, "-S", "-s", "-B", "-X", "pycache_prefix=/dev/null",
+    )  # fmt: skip
 
 
 def test_compiling_takes_it_after_what_a_person_named(environ: dict[str, str]) -> None:
@@ -225,6 +228,24 @@ def test_compiled_python_is_no_damage(environ: dict[str, str]) -> None:
     assert installed.find("ascend", environ) is not None
 
 
+def test_nothing_that_python_compiled_by_itself_is_run(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("SAYS = 'wrong'\n")
+    when = source.stat().st_mtime_ns
+    py_compile.compile(str(source))
+    source.write_text("SAYS = 'right'\n")
+    os.utime(source, ns=(when, when))
+    found = installed.Installed("ascend", tmp_path, sys.executable, "")
+    for command, said in (
+        ((sys.executable, "-S", "-s"), "wrong\n"),  # what Python takes unless it is told otherwise
+        (found.command, "right\n"),
+    ):
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module; print(module.SAYS)"
+        ask = [*command, "-c", code]
+        environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+        assert subprocess.run(ask, env=environ, capture_output=True, text=True, check=True).stdout == said
+
+
 def test_what_pip_refuses_leaves_nothing(environ: dict[str, str]) -> None:
     with pytest.raises(BuildError, match="pip could not install the packages; it said:\nno such version"):
         install(environ, Pip(code=1))
@@ -318,7 +339,7 @@ def test_another_interpreter_than_the_installed_ones_is_said(environ: dict[str, 
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
     assert not install(environ, python=sys.executable).fresh
-    with pytest.raises(RequestError, match=f"wanted a toolchain for {other}, found one for .*; replace it with"):
+    with pytest.raises(RequestError, match=f"wanted a toolchain for {other}, found one .*; replace it with"):
         install(environ, python=str(other))
     with pytest.raises(ToolchainError, match=r"found /no/such \(nothing there\)"):
         install(environ, python="/no/such")
