@@ -11,7 +11,7 @@ from ..kernels.contract import COMPRESS_RATIOS, HEAD_DIM
 from ..kernels.gpgpu.route import Tile, scratch_per_output
 from . import document, targets
 from .errors import RequestError
-from .targets import Limits
+from .targets import MAX_OUTPUTS, Limits
 
 FOLDER = Path(next(iter(tables.__path__)))
 _KEYS = ("target", "measured", "source", "rows")
@@ -118,10 +118,10 @@ def parse_rows(value: document.Value, *, nested: bool, limits: Limits) -> tuple[
             limit_at.fail(f"max_outputs: wanted {wanted}, found {limit!r}")
         if not last:
             floor = rows[-1].max_outputs or 0 if rows else 0
-            if type(limit) is not int or limit <= floor:
+            if type(limit) is not int or not floor < limit <= MAX_OUTPUTS:
                 limit_at.fail(
-                    f"max_outputs: wanted an integer above {floor} (rows rise by it, and only the last "
-                    f"has none), found {limit!r}"
+                    f"max_outputs: wanted an integer above {floor}, at most {MAX_OUTPUTS} (rows rise by it, "
+                    f"and only the last has none), found {limit!r}"
                 )
         rows.append(Row(limit if isinstance(limit, int) else None, _tile(tile_at, mapping, limits)))
     return tuple(rows)

@@ -137,6 +137,9 @@ def load(vendor: str) -> Vendor:
 # Threads of a thread block at most, on every chip there is a target for.
 MAX_THREADS = 1024
 
+# Of a row's max_outputs; more than memory holds, and what launch tables count in has room to spare.
+MAX_OUTPUTS = 2**31 - 1
+
 
 def limits(vendor: str, arch: str) -> Limits:
     """What tiles of vendor:arch must keep to."""

@@ -13,7 +13,7 @@ from ...kernels.ascend import pipeline
 from ...kernels.contract import COMPRESS_RATIOS
 from ...kernels.gpgpu.route import KernelForm
 from ..installed import Package, Recipe
-from . import Parameter, Tool
+from . import MAX_OUTPUTS, Parameter, Tool
 
 ROUTE = "staged"
 ARCHS = tuple(pipeline.VECTOR_CORES)
@@ -95,20 +95,28 @@ def _chunk_bytes(value: Any) -> int:
     return found
 
 
+def _at_most(row: RouteRow) -> int:
+    return row.max_outputs or MAX_OUTPUTS
+
+
 def _routes(value: Any) -> tuple[RouteRow, ...]:
-    rows = []
+    rows: list[RouteRow] = []
     for entry in value.list():
         keys = entry.record(("route",), ("max_outputs", "block_d"))
         route = keys["route"].text()
         if route not in pipeline.ROUTES:
             keys["route"].fail(f"wanted {' or '.join(pipeline.ROUTES)}, found {route!r}")
         limit = keys["max_outputs"].integer() if "max_outputs" in keys else None
-        if limit is not None and limit < 1:
-            keys["max_outputs"].fail(f"wanted at least 1, found {limit}")
+        if limit is not None and not 1 <= limit <= MAX_OUTPUTS:
+            keys["max_outputs"].fail(f"wanted at least 1 and at most {MAX_OUTPUTS}, found {limit}")
         block_d = keys["block_d"].integer() if "block_d" in keys else pipeline.BLOCK_DIMS[0]
         if block_d not in pipeline.BLOCK_DIMS:
             wanted = ", ".join(map(str, pipeline.BLOCK_DIMS))
             keys["block_d"].fail(f"wanted one of {wanted}, found {block_d}")
+        for at, earlier in enumerate(rows):
+            # `block` takes every call up to its limit, another route those that any row of its own would.
+            if earlier.route in ("block", route) and _at_most(earlier) >= (limit or MAX_OUTPUTS):
+                entry.fail(f"wanted an entry that some call reaches, found that routes[{at}] takes them all")
         rows.append(RouteRow(route, limit, block_d))
     if rows[-1].route != "block" or rows[-1].max_outputs is not None:
         value.fail("wanted `block` without max_outputs as the last entry, for it alone serves every call")

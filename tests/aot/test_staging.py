@@ -63,8 +63,18 @@ def test_routes_and_bounds_are_read() -> None:
     [
         ("    chunk_bytes: 1000\n", r"chunk_bytes: wanted bytes from \d+ \(one output of the largest"),
         ("    routes: [{route: scan}]\n", r"routes\[0\].route: wanted index_select or block, found 'scan'"),
-        ("    routes: [{route: block, max_outputs: 0}]\n", "wanted at least 1, found 0"),
+        ("    routes: [{route: block, max_outputs: 0}]\n", "wanted at least 1 and at most .*, found 0"),
         ("    routes: [{route: block, block_d: 96}]\n", "wanted one of 512, 256, 128, 64, found 96"),
+        ("    routes: [{route: block, max_outputs: 99999999999}]\n", "at most 2147483647, found 9999"),
+        ("    routes: [{route: block}, {route: block}]\n", r"routes\[1\]: wanted an entry that some call"),
+        (
+            "    routes: [{route: block, max_outputs: 8}, {route: index_select, max_outputs: 8}]\n",
+            r"routes\[1\]: .* found that routes\[0\] takes them all",
+        ),
+        (
+            "    routes: [{route: index_select}, {route: index_select, max_outputs: 8}, {route: block}]\n",
+            r"routes\[1\]: .* found that routes\[0\] takes them all",
+        ),
         ("    routes: [{route: index_select}]\n", "wanted `block` without max_outputs as the last entry"),
         ("    routes: [{route: block, max_outputs: 5}]\n", "wanted `block` without max_outputs"),
         ("    tiles: {}\n", "unknown key 'tiles'"),

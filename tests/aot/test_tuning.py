@@ -78,7 +78,8 @@ MISTAKES = [
     ("      reason: few\n", "", 6, "key 'reason' is missing"),
     ("reason: few", "raeson: few", 8, "unknown key 'raeson'"),
     ("max_outputs: 32", "max_outputs: null", 6, "max_outputs: wanted an integer above 0"),
-    ("max_outputs: 32", "max_outputs: 0", 6, "wanted an integer above 0 (rows rise by it"),
+    ("max_outputs: 32", "max_outputs: 0", 6, "wanted an integer above 0, at most 2147483647 (rows"),
+    ("max_outputs: 32", "max_outputs: 99999999999999999999", 6, "at most 2147483647 (rows rise by it"),
     ("max_outputs: 32", "max_outputs: true", 6, "found True"),
     ("max_outputs: null\n", "max_outputs: 64\n", 9, "wanted no limit on the last row"),
     (
