@@ -173,6 +173,9 @@ def _configured() -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
         return {}, {"file": None, "problem": None}
     except (RequestError, OSError) as error:
         return {}, {"file": None, "problem": output.message_of(error)}
+    except Exception as error:  # of a package that is half there
+        what = f"PyYAML cannot be imported ({type(error).__name__}: {error})"
+        return {}, {"file": None, "problem": f"{what}; pip install --force-reinstall pyyaml"}
 
 
 def _devices() -> tuple[list[Facts], list[str]]:

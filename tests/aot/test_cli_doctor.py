@@ -72,6 +72,29 @@ def test_a_broken_build_yaml_is_a_finding(
     assert kvbuild("doctor").code == 0
 
 
+def test_a_package_that_is_half_there_is_a_finding(kvbuild: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise SyntaxError("cut off")
+
+    monkeypatch.setattr("kvbuild.aot.spec.load", lambda path: Broken().anything)
+    done = kvbuild("doctor")
+    assert done.code == 0
+    assert "missing: PyYAML cannot be imported (SyntaxError: cut off); pip install --force-re" in done.out
+
+
+def test_a_folder_that_is_gone_is_no_error(
+    kvbuild: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("KVBUILD_TOOLCHAINS", "relative")
+    assert kvbuild("doctor").code == 0
+    done = kvbuild("toolchain", "install", "ascend")
+    assert done.code == 2 and "relative: wanted a folder for toolchains, found that the cur" in done.err
+
+
 def test_a_driver_that_says_nonsense_is_a_finding(kvbuild: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     here = device.cpu_facts()
 
