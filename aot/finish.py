@@ -137,7 +137,8 @@ def finish(
     tool = find_hivmc(environ, hivmc)
     if not tool.known:
         note(f"{tool.path} says no version that kvbuild can read; it is recorded as it came: {tool.version}")
-    made = _compiled(open_targets, blobs, tool, environ, note, keep and Kept(keep, tool))
+    kept = None if keep is None else Kept(keep, tool)
+    made = _compiled(open_targets, blobs, tool, environ, note, kept)
     targets = tuple(
         _finished(each, made, tool) if is_unfinished(each) else each for each in manifest.targets
     )
@@ -157,6 +158,7 @@ class Kept:
         self.folder, self.tool, self.count = folder, tool, 0
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
+            # Seen to be writable, and without the commands of a run before.
             (folder / COMMANDS).write_text("")
 
     def add(self, what: str, text: bytes) -> None:

@@ -287,6 +287,8 @@ def test_every_kernel_is_tried_and_what_failed_is_kept(unfinished: Path, cann: P
         f"{cann}/tools/bishengir/bin/hivmc 1-ascend-910B1-normalise.mlir {' '.join(FLAGS)} "
         "-o 1-ascend-910B1-normalise.o"
     )
+    finish(unfinished, unfinished, environment(cann), keep=kept)
+    assert files(kept) == {"1-ascend-910B1-normalise.mlir"}  # no command of another run
 
 
 def test_failures_of_more_than_one_kind_are_all_listed(unfinished: Path, cann: Path, tmp_path: Path) -> None:

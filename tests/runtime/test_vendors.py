@@ -156,7 +156,8 @@ def test_of_a_merged_bundle_each_gets_its_own(samples: Any, device: str) -> None
     others = merged(samples, *(vendor for vendor in DEVICES if vendor != device))
     arch = DEVICES[device][1]
     built = arch in VENDORS[device].devices.built
-    advice = f"compile --target {device}:{arch}" if built else f"kvbuild has no target for {device}:{arch}; it"
+    known = f"kvbuild has no target for {device}:{arch}; it"
+    advice = f"compile --target {device}:{arch}" if built else known
     with pytest.raises(NoMatchingArtifact, match=advice):
         select(others, facts_of(device))
 
