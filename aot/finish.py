@@ -160,6 +160,7 @@ class Kept:
             folder.mkdir(parents=True, exist_ok=True)
             # Seen to be writable, and without the commands of a run before.
             (folder / COMMANDS).write_text("")
+            (folder / COMMANDS).unlink()
 
     def add(self, what: str, text: bytes) -> None:
         """Keeps one kernel. RequestError where it cannot be written."""
