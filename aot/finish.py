@@ -266,7 +266,12 @@ def _finished(target: Target, made: Mapping[str, bytes], tool: Hivmc) -> Target:
 def _compile(text: bytes, tool: Hivmc, environ: Mapping[str, str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kvbuild-finish-") as name:
         folder = Path(name)
-        (folder / SOURCE).write_bytes(text)
+        try:
+            (folder / SOURCE).write_bytes(text)
+        except OSError as error:
+            raise BuildError(
+                f"{folder}: cannot be written: {error.strerror}; make room or set TMPDIR"
+            ) from None
         command = [str(tool.path), SOURCE, *FLAGS, "-o", OBJECT]
         code, said = _run(command, folder, environ, LIMIT_S)
         if code != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -223,6 +224,17 @@ def test_what_it_prints_does_not_steer_the_terminal(
     monkeypatch.setenv("STANDIN", "escapes")
     done = kvbuild("finish", unfinished)
     assert done.code == 1 and r"\x1b[2J\ufffd wiped" in ascii(done.err).replace("\\\\", "\\")
+
+
+def test_a_full_disk_for_what_lies_between_is_said(
+    unfinished: Path, cann: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(BuildError, match="cannot be written: No space left on device; make room or"):
+        finish(unfinished, unfinished, environment(cann))
 
 
 def test_a_link_to_a_bundle_stays(unfinished: Path, cann: Path, tmp_path: Path) -> None:
