@@ -408,6 +408,6 @@ def test_an_npu_without_canns_library_is_told_where_that_comes_from(monkeypatch:
         device.detect("npu:0")
     assert str(error.value).endswith(
         " on this host; it comes with Ascend's CANN: install that, and `source "
-        "/usr/local/Ascend/ascend-toolkit/set_env.sh` (wherever that lies) before Python starts, or load with "
-        "device='cpu'"
+        "/usr/local/Ascend/ascend-toolkit/set_env.sh` (wherever that lies) before Python starts, or load "
+        "with device='cpu'"
     )
