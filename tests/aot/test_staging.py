@@ -205,7 +205,7 @@ def test_what_the_fork_wraps_is_told_plainly() -> None:
             try:
                 raise inner
             except Exception:
-                raise MLIRCompilationError("a frame with /tmp/a/folder") from None
+                raise MLIRCompilationError("a frame with /somewhere/a/folder") from None
         except MLIRCompilationError as error:
             return worker.told(error)
 
