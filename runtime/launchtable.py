@@ -158,6 +158,16 @@ class Kernel:
         }
 
 
+def variant_name(ratio: int, layout: str, max_outputs: int | None) -> str:
+    """What every route calls its variants in short: any stands for no limit of outputs."""
+    return f"c{ratio}-{layout}-{max_outputs or 'any'}"
+
+
+def read_limit(node: Node) -> int | None:
+    """A limit of outputs; null, for no limit, becomes None."""
+    return None if node.value is None else node.integer(1)
+
+
 @dataclass(frozen=True)
 class Variant:
     """What one call may launch: kernel names in order, for calls of up to `max_outputs` outputs."""
@@ -171,16 +181,15 @@ class Variant:
     @property
     def name(self) -> str:
         """Short form, such as c128-aligned-64; any stands for no limit of outputs."""
-        return f"c{self.ratio}-{self.layout}-{self.max_outputs or 'any'}"
+        return variant_name(self.ratio, self.layout, self.max_outputs)
 
     @classmethod
     def read(cls, node: Node) -> Variant:
         at = node.fields(field_names(cls))
-        unbounded = at["max_outputs"].value is None
         return cls(
             ratio=at["ratio"].integer(1),
             layout=at["layout"].string(*LAYOUTS),
-            max_outputs=None if unbounded else at["max_outputs"].integer(1),
+            max_outputs=read_limit(at["max_outputs"]),
             kernels=at["kernels"].each(Node.string),
             scratch_per_output=at["scratch_per_output"].integer(),
         )
@@ -200,7 +209,7 @@ def launch_table_digest(kernels: tuple[Kernel, ...], variants: tuple[Variant, ..
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
-    """The digest of a launch table that is JSON already: {kernels, variants}."""
+    """The digest of a launch table that is JSON already."""
     return hashlib.sha256(canonical(table)).hexdigest()
 
 

@@ -4,13 +4,12 @@ made of them. What stands here is data of kernels/ascend/pipeline.py, as a launc
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .launchtable import TYPE_SIZES
-from .strictjson import Node, canonical, field_names, repeated, shown
+from .launchtable import TYPE_SIZES, read_limit, table_digest, variant_name
+from .strictjson import Node, field_names, repeated, shown
 
 LAYOUTS = ("aligned", "dense", "general")
 ROUTES = ("index_select", "block")
@@ -136,16 +135,15 @@ class StagedVariant:
     @property
     def name(self) -> str:
         """Short form, such as c128-dense-64; any stands for no limit of outputs."""
-        return f"c{self.ratio}-{self.layout}-{self.max_outputs or 'any'}"
+        return variant_name(self.ratio, self.layout, self.max_outputs)
 
     @classmethod
     def read(cls, node: Node) -> StagedVariant:
         at = node.fields(field_names(cls))
-        unbounded = at["max_outputs"].value is None
         return cls(
             ratio=at["ratio"].integer(1),
             layout=at["layout"].string(*LAYOUTS),
-            max_outputs=None if unbounded else at["max_outputs"].integer(1),
+            max_outputs=read_limit(at["max_outputs"]),
             route=at["route"].string(*ROUTES),
             block_d=at["block_d"].integer(1),
             chunk_bytes=at["chunk_bytes"].integer(1),
@@ -196,7 +194,7 @@ class Staged:
         table = {name: value for name, value in self.to_json().items() if name != "stage"}
         for kernel in table["kernels"]:
             del kernel["blob"]
-        return hashlib.sha256(canonical(table)).hexdigest()
+        return table_digest(table)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -5,15 +5,16 @@ Pure: reads nothing and runs nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...kernels.contract import COMPRESS_RATIOS, SPECIALISED_BLOCK_SIZE
 from ...kernels.gpgpu.route import ALIGNED_FIELDS
+from ...runtime.launchtable import table_digest
 from ..errors import BuildError
+from .ctext import array, c_string, offsets
 from .staged import generate_staged_table
 from .vendors import VENDORS, Vendor, c_text
 
@@ -29,9 +30,7 @@ COMMON_SOURCES = ("error.c", "check.c", "call.c", "manifest.c", "plain.c", "ffi.
 
 def launch_table_digest(kernels: Sequence[Mapping[str, Any]], variants: Sequence[Mapping[str, Any]]) -> str:
     """The sha256 of the canonical JSON of {kernels, variants}: what ties a launcher to a manifest."""
-    table = {"kernels": list(kernels), "variants": list(variants)}
-    text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return table_digest({"kernels": list(kernels), "variants": list(variants)})
 
 
 def vendor_of(target: Mapping[str, Any]) -> Vendor:
@@ -73,22 +72,22 @@ def generate_table(target: Mapping[str, Any]) -> str:
     for field, size in sorted(sizes.items()):
         lines.append(f'_Static_assert(sizeof(((kvb_operands *)0)->{field}) == {size}, "{field}");')
     lines.append("")
-    lines += _array("const char *const", "blobs", [_string(blob) for blob in blobs])
+    lines += array("const char *const", "blobs", [c_string(blob) for blob in blobs])
     for index, kernel in enumerate(kernels):
-        lines += _array("const uint16_t", f"arguments_{index}", _offsets(a["field"] for a in kernel["args"]))
+        lines += array("const uint16_t", f"arguments_{index}", offsets(a["field"] for a in kernel["args"]))
     warp = target["warp_size"]
-    lines += _array(
+    lines += array(
         "const kvb_kernel", "kernels",
         [_kernel(kernel, index, warp, blobs.index(kernel["blob"])) for index, kernel in enumerate(kernels)],
     )  # fmt: skip
-    lines += _array("const kvb_variant", "variants", [_variant(variant, by_name) for variant in variants])
-    lines += _array("const int64_t", "ratios", [str(ratio) for ratio in ratios])
-    lines += _array("const uint16_t", "aligned_fields", _offsets(ALIGNED_FIELDS))
+    lines += array("const kvb_variant", "variants", [_variant(variant, by_name) for variant in variants])
+    lines += array("const int64_t", "ratios", [str(ratio) for ratio in ratios])
+    lines += array("const uint16_t", "aligned_fields", offsets(ALIGNED_FIELDS))
     members = {
-        "target": _string(_name(target)),
-        "digest": _string(digest),
+        "target": c_string(_name(target)),
+        "digest": c_string(digest),
         "device_type": vendor.device_type,
-        "device_name": _string(vendor.device_name) if vendor.device_name else "0",
+        "device_name": c_string(vendor.device_name) if vendor.device_name else "0",
         "elf_machine": str(target["elf_machine"]),
         "min_driver": str(target["min_driver"]),
         "needs_scratch": str(int(any(variant["scratch_per_output"] for variant in variants))),
@@ -117,27 +116,10 @@ def _name(target: Mapping[str, Any]) -> str:
     return f"{target['vendor']}:{target['arch']}"
 
 
-def _string(text: str) -> str:
-    """A C string literal. The names that end up in a table are plain; anything else is refused."""
-    if not re.fullmatch(r"[A-Za-z0-9_.$:-]+", text):
-        raise BuildError(f"launch table: wanted a name of letters, digits and _.$:-, found {text!r}")
-    return f'"{text}"'
-
-
-def _offsets(field_names: Iterable[str]) -> list[str]:
-    return [f"offsetof(kvb_operands, {name})" for name in field_names]
-
-
-def _array(kind: str, name: str, items: Sequence[str]) -> list[str]:
-    if not items:
-        return []
-    return [f"static {kind} {name}[] = {{", *(f"  {item}," for item in items), "};", ""]
-
-
 def _kernel(kernel: Mapping[str, Any], index: int, warp_size: int, blob: int) -> str:
     members = {
-        "name": _string(kernel["name"]),
-        "entry": _string(kernel["entry"]),
+        "name": c_string(kernel["name"]),
+        "entry": c_string(kernel["entry"]),
         "blob": blob,
         "block": kernel["num_warps"] * warp_size,
         "shared": kernel["shared"],

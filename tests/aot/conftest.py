@@ -19,6 +19,7 @@ from kvbuild.aot.spec import TargetName
 from kvbuild.kernels.gpgpu.route import KernelForm, Tile
 
 sys.path.insert(0, str(Path(__file__).parent / "standin"))
+import cann as cann_standin
 import harness
 
 ADD = """
@@ -146,3 +147,15 @@ def run(bench: tuple[harness.Bench, Path], tmp_path: Path) -> Any:
         return bench[0].run(text, tmp_path, bench[1], **settings)
 
     return scenario
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A bundle of two Ascend targets that nobody has finished."""
+    return cann_standin.write_unfinished(tmp_path / "hivm.kvb")
+
+
+@pytest.fixture
+def cann(tmp_path: Path) -> Path:
+    """The folder of a CANN whose hivmc is a stand-in."""
+    return cann_standin.install(tmp_path / "cann")

@@ -4,132 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
-import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cann import environment, files
 
-from kvbuild.aot import build, spec
-from kvbuild.aot import bundle as bundles
-from kvbuild.aot.cli import compile
 from kvbuild.aot.errors import BuildError, RequestError, ToolchainError
 from kvbuild.aot.finish import FLAGS, find_hivmc, finish
-from kvbuild.aot.spec import TargetName
-from kvbuild.aot.staging import pipelines, staged_table
-from kvbuild.aot.targets import ascend
 from kvbuild.runtime.bundle import open_bundle
 from kvbuild.runtime.errors import BundleError
-from kvbuild.runtime.manifest import Manifest, Numerics, Target
-
-STANDIN = """
-import hashlib, os, re, sys, time
-
-def elf(machine, *parts):
-    start = b"\\x7fELF\\x02\\x01\\x01".ljust(18, b"\\0")
-    return start + machine.to_bytes(2, "little") + bytes(44) + b"".join(parts)
-
-mode = os.environ.get("STANDIN", "")
-if sys.argv[1:] == ["--version"]:
-    if mode in ("speechless", "blank"):
-        sys.exit(print("\\n \\t\\n" * (mode == "blank"), end=""))
-    if mode == "odd":
-        sys.exit(print("\\n \\x1b[1mCANN 8.5 compiler\\u00e9 build" + " x" * 200 + "\\nmore"))
-    print("hivmc 1.4.2 (0a1b2c3 2026-03-01)")
-    sys.exit(9 if mode == "broken" else 0)
-source, *flags, dash_o, out = sys.argv[1:]
-assert source == "module.hivm.opt.mlir" and dash_o == "-o", sys.argv
-assert flags == [
-    "--enable-debug-info=false", "--enable-static-bare-ptr=true", "--enable-bin-relocation=true",
-    "--enable-hivm-inject-barrier-all-sync=false", "--enable-sanitizer=false",
-], flags
-assert os.listdir(".") == [source]
-text = open(source, "rb").read()
-entry = re.search(rb"func.func @([a-z_0-9]+)", text)[1]
-if mode == "fails" and entry == b"normalise":
-    print("error: no registers left", file=sys.stderr)
-    sys.exit(3)
-if mode == "silent":
-    sys.exit(0)
-if mode == "escapes":
-    os.write(2, b"\\x1b[2J\\xff wiped")
-    sys.exit(1)
-if mode == "floods":
-    while True:
-        os.write(1, b"words without end\\n" * 1000)
-if mode == "hangs":
-    child = os.fork()
-    if child == 0:
-        time.sleep(1000)
-    open(os.environ["PID"], "w").write(str(child))
-    time.sleep(1000)
-odd = {"pipe": os.mkfifo, "folder": os.mkdir, "endless": lambda at: os.symlink("/dev/zero", at)}
-if mode in odd:
-    odd[mode](out)
-    sys.exit(0)
-machine = {"host": 62, "mixed": len(entry) + 5000}.get(mode, 0x1029)
-named = b"" if mode == "nameless" else entry
-data = b"cut off" if mode == "text" else elf(machine, b"marked:", hashlib.sha256(text).digest(), named)
-open(out, "wb").write(data)
-"""
-
-
-def hivm(name: str, entry: str) -> bytes:
-    """What stands for a stage's HIVM: an entry, and something of its own."""
-    return f"module attributes {{}} {{\n  func.func @{entry}() // {name}\n}}\n".encode()
-
-
-def staged_target(arch: str) -> tuple[Target, dict[str, bytes]]:
-    """A target whose kernels are HIVM, as the packaged build.yaml plans it, and its blobs."""
-    planned = pipelines(spec.load(spec.PACKAGED), TargetName("ascend", arch))
-    stages = {stage.name: stage for each in planned for stage in each.stages if stage.kind == "triton"}
-    texts = {name: hivm(name, stage.function) for name, stage in stages.items()}
-    digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    table = staged_table(planned, {name: (digests[name], stages[name].function, 4096) for name in stages})
-    launcher = f"a launcher for {arch}".encode()
-    target = Target(
-        vendor="ascend", arch=arch, route="staged", warp_size=0, elf_machine=0, min_driver=0,
-        toolchain={"triton": "3.2.0", "evidence": "none"}, numerics=Numerics(False, "unknown"),
-        source_digest="0" * 64,
-        launchers={"aarch64-linux-gnu.2.17": hashlib.sha256(launcher).hexdigest()},
-        launch_table=table.digest, kernels=(), variants=(), staged=table,
-    )  # fmt: skip
-    blobs = {digests[name]: text for name, text in texts.items()}
-    return target, blobs | {hashlib.sha256(launcher).hexdigest(): launcher}
-
-
-@pytest.fixture
-def unfinished(tmp_path: Path) -> Path:
-    """A bundle of two Ascend targets."""
-    targets, blobs = zip(staged_target("910B1"), staged_target("910B2"), strict=True)
-    content = {**blobs[0], **blobs[1]}
-    path = tmp_path / "hivm.kvb"
-    bundles.write(
-        path, Manifest("0.1.0", targets, {name: len(data) for name, data in content.items()}), content
-    )
-    return path
-
-
-@pytest.fixture
-def cann(tmp_path: Path) -> Path:
-    """A CANN's folder with the stand-in where hivmc lies."""
-    path = tmp_path / "cann/tools/bishengir/bin/hivmc"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#!{sys.executable} -S\n{STANDIN}")
-    path.chmod(0o755)
-    return tmp_path / "cann"
-
-
-def environment(cann: Path, **changes: str) -> dict[str, str]:
-    return {"PATH": "/usr/bin:/bin", "ASCEND_HOME_PATH": str(cann), **changes}
-
-
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def test_every_kernel_is_compiled_and_nothing_else_changes(
@@ -216,14 +101,6 @@ def test_one_that_hangs_is_ended_with_what_it_started(
     assert re.search(r"\n1 of (\d+) kernels failed, \d+ were not tried; ", str(failure.value))
     state = Path(f"/proc/{pid.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def test_what_it_prints_does_not_steer_the_terminal(
-    host: None, kvbuild: Callable[..., Any], unfinished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STANDIN", "escapes")
-    done = kvbuild("finish", unfinished)
-    assert done.code == 1 and r"\x1b[2J\ufffd wiped" in ascii(done.err).replace("\\\\", "\\")
 
 
 def test_a_full_disk_for_what_lies_between_is_said(
@@ -367,95 +244,3 @@ def test_nothing_to_finish(unfinished: Path, cann: Path, cpu_bundle: Path, tmp_p
     with pytest.raises(RequestError, match="found cpu:.*, which nobody has to finish"):
         finish(cpu_bundle, tmp_path / "again.kvb", environment(tmp_path))
     assert not (tmp_path / "again.kvb").exists()
-
-
-@pytest.fixture
-def host(cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-
-
-def test_the_command(host: None, kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "done.kvb"
-    done = kvbuild("finish", unfinished, "-o", out, "--json")
-    assert done.code == 0
-    said = json.loads(done.out)
-    assert said["finished"] == ["ascend:910B1", "ascend:910B2"]
-    assert said["hivmc"]["version"] == "1.4.2" and said["bundle"] == str(out)
-    assert done.err.count("hivmc: ascend:910B1 ") == said["compiled"]
-    again = kvbuild("finish", out)
-    assert again.code == 2 and "finished already" in again.err
-    done = kvbuild("finish", unfinished)
-    assert done.code == 0 and f"kvbuild check {unfinished}" in done.out
-    assert unfinished.read_bytes() == out.read_bytes()
-
-
-def test_an_unfinished_bundle_is_called_so_with_the_command(
-    kvbuild: Callable[..., Any],
-    unfinished: Path,
-    cann: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = tmp_path / "a b.kvb"
-    unfinished.rename(path)
-    line = (
-        f"ascend:910B1, ascend:910B2 are compiled as far as HIVM: run `kvbuild finish '{path}'` on a host "
-        "with CANN 8.5 or newer"
-    )
-    for name in ("list", "verify"):
-        done = kvbuild(name, path)
-        assert done.code == 0 and done.out.splitlines()[-1] == line
-    with open_bundle(path) as bundle:
-        manifest = bundle.manifest
-    compile._say(build.BuildResult(manifest, {}, build.Report(0, 0, 0, 0, 0.0, (), ())), path)
-    assert capsys.readouterr().out.splitlines()[-1] == line
-    shown = kvbuild("inspect", path).out
-    assert shown.count("ELF machine not yet") == 2 and "ELF machine 0" not in shown
-    how = f"hivm, unfinished: run `kvbuild finish '{path}'` on a host with CANN 8.5 or newer\n"
-    assert shown.count(f"  compiled to   {how}") == 2
-    assert shown.count("  toolchain     triton 3.2.0\n  evidence      none\n") == 2
-    finish(path, path, environment(cann))
-    for name in ("list", "verify", "inspect"):
-        assert "as far as HIVM" not in kvbuild(name, path).out
-    assert "ELF machine 4137\n  compiled to   device\n" in kvbuild("inspect", path).out
-
-
-def test_the_pages_facts_are_a_910B2_hosts(
-    kvbuild: Callable[..., Any], unfinished: Path, cann: Path, tmp_path: Path
-) -> None:
-    page = (Path(__file__).parents[2] / "docs/ascend.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    facts = tmp_path / "910B2.json"
-    facts.write_text(text)
-    done = kvbuild("explain", unfinished, "--facts", facts)
-    assert done.code == 1 and "ascend:910B2 is for this device and not finished: kvbuild finish" in done.out
-    finish(unfinished, unfinished, environment(cann))
-    done = kvbuild("explain", unfinished, "--facts", facts)
-    assert done.code == 0 and "loads ascend:910B2 with the launcher for aarch64-linux-gnu.2.17" in done.out
-    for soc in ("910B2C", "910B4-1", "910_9392"):
-        facts.write_text(text.replace("Ascend910B2", f"Ascend{soc}"))
-        done = kvbuild("explain", unfinished, "--facts", facts)
-        assert done.code == 1
-        last = done.out.splitlines()[-1]
-        assert last.startswith(f"kvbuild has no target for ascend:{soc}; it has ascend:910B1, ascend:910B2")
-
-
-def test_the_page_lists_the_chips_that_there_are() -> None:
-    page = (Path(__file__).parents[2] / "docs/ascend.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \| Ascend(\w+) \|$", page, re.MULTILINE) == [
-        (arch, arch) for arch in ascend.ARCHS
-    ]
-
-
-def test_the_command_without_cann(kvbuild: Callable[..., Any], unfinished: Path, tmp_path: Path,
-                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    done = kvbuild("finish", unfinished)
-    assert done.code == 3 and "install the CANN toolkit" in done.err
-    done = kvbuild("finish", tmp_path / "nothing.kvb")
-    assert done.code == 2
-    done = kvbuild("finish", unfinished, "-o", os.path.join(tmp_path, "none", "out.kvb"))
-    assert done.code == 2
