@@ -12,6 +12,7 @@ from .direct import ExchangeAPI, exchange_api
 FIXED = ("state_cache", "block_table", "rms_norm_weight", "cos_sin_cache", "kv_cache")
 VARYING = ("token_to_req", "positions", "boundary_token_indices", "kv_slot_mapping")
 
+
 class _Watch(ctypes.Structure):
     """The launcher's kvb_watch."""
 

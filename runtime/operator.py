@@ -234,7 +234,7 @@ class Operator:
         """Checks the operands that stay the same from step to step, and returns the function for the rest.
 
         `step(token_to_req, positions, boundary_token_indices, kv_slot_mapping)` does what `compress` does
-        with all of them, at less cost, and returns kv_cache. It may be called from several threads, on any
+        with all of them, and returns kv_cache. It may be called from several threads, on any
         stream and under stream capture. It keeps the bound tensors alive. Their contents may change; where
         one has been resized or has got other memory since, a step is refused with a ValueError that names it.
 
